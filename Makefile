@@ -35,8 +35,13 @@ check: lint docs cuda-check test-trainers all-tests hostile ## everything that n
 # With --jobs=2, packages are installed while others are installed or compile.
 environments: .venv-cuda/built .venv/made .venv-docs/made .venv-lint/made .venv-trainers/made
 
+# The CPU's kernels are tested with narrower vectors too.
 all-tests: .venv/built
 	.venv/$(PYTEST) --durations 20 tests
+	for capability in default avx2; do \
+	    ATEN_CPU_CAPABILITY=$$capability .venv/$(PYTEST) -m "not full" -k cpu \
+	        tests/lists tests/optim tests/gemm/test_gemm.py tests/gemm/test_gemm_[ace]*.py || exit; \
+	done
 
 bench: RESULTS = build/bench
 bench: .venv/built ## amp_ext against torch on this machine, with figures; RESULTS=DIR
@@ -49,7 +54,7 @@ figures: .venv/built ## the results in docs/measuring.md, from bench/results
 docs: .venv-docs/made ## the pages and the API reference, in build/site; broken links fail
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build
 
-hostile: .venv/built ## 20,000 hostile calls of the ops: right, or an error and nothing changed
+hostile: .venv/built ## 15,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
 
 # The compiled kernels by rule, without compiling anything.

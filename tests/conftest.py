@@ -33,7 +33,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 # Assertions of these modules show values.
-pytest.register_assert_rewrite("cases", "cast_cases", "gemm_cases", "autocast_cases", "twins")
+pytest.register_assert_rewrite("cases", "gemm_cases", "optim_cases", "autocast_cases", "twins")
 torch.sparse.check_sparse_tensor_invariants.enable()  # torch warns while it is left undecided
 
 
@@ -72,10 +72,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return True
         if not (OF_PRODUCTS.match(item.path.name) and is_interpreted(item)):
             return False
-        from interpreted_products import is_listed
+        from executors import is_interpreted_product
 
         others = item.callspec.id.removesuffix("triton").removesuffix("-")
-        return not is_listed(item.originalname, others)
+        return not is_interpreted_product(item.originalname, others)
 
     left_out = [item for item in items if is_left_out(item)]
     config.hook.pytest_deselected(items=left_out)

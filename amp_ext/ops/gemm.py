@@ -478,9 +478,7 @@ def _products(dtype: torch.dtype) -> Iterator[Case]:
 def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
     """Yield products of several tiles, by each tile of a kernel."""
     count = _C.gemm_tile_count(sm90=sm90)
-    clusters = itertools.cycle(((1, 1), (2, 1), (1, 2)) if sm90 else ((1, 1),))
-    splits = itertools.cycle((1, 2))
-    plans = [(i, next(clusters), next(splits), sm90) for i in range(count)]
+    plans = [(i, 1 + i % 2, sm90) for i in range(count)]
     for trans_a, trans_b in _TRANSPOSES:
         operands = _operands(264, 264, 136, dtype, trans_a, trans_b)
         what = f"each tile, layout {'NT'[trans_a]}{'NT'[trans_b]}"
@@ -489,7 +487,7 @@ def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
         yield Case(f"{what}, epilogue", {**operands, **more}, plans=plans, op="gemm_with_aux")
     if sm90:
         # Steps go round each ring of buffers; blocks have several tiles each, of the smallest size.
-        plans = [(i, (1, 1), 1, True) for i in range(count)]
+        plans = [(i, 1, True) for i in range(count)]
         for what, *shape in (("many steps", 72, 72, 1096), ("many tiles", 1608, 1544, 40)):
             arguments = {**_operands(*shape, dtype, False, True), "out_dtype": FP32}
             yield Case(what, arguments, plans=plans, op="gemm")

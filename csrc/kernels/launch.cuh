@@ -5,9 +5,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <utility>
 
 #include "amp_ext/backend.h"
-#include "memo.h"
 
 namespace amp_ext {
 
@@ -26,33 +27,19 @@ cudaError_t allow_shared_bytes() {
   return error;
 }
 
-// A kernel on a device, with a cluster size.
-struct KernelKey {
-  const void* kernel;
-  int device;
-  int cluster = 1;
-
-  bool operator==(const KernelKey&) const = default;
-  size_t hash() const {
-    return hash_of({reinterpret_cast<uintptr_t>(kernel), static_cast<uint64_t>(device),
-                    static_cast<uint64_t>(cluster)});
-  }
-};
-
 // Returns whether the kernel's code on the current device has ptx::wait_for_previous_grid. The code
 // has it if its PTX version is 9.0 or later; on later GPUs the driver may have compiled older PTX.
 // Each thread queries a kernel once.
 inline bool waits_for_previous_grid(const void* kernel) {
   constexpr int kSince = 90;
+  thread_local std::map<std::pair<const void*, int>, bool> known;
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return false;
-  thread_local Memo<KernelKey, bool, 512> known;
-  const bool* const waits = known.of({kernel, device}, [](const KernelKey& key) {
-    cudaFuncAttributes code{};
-    const bool is_known = cudaFuncGetAttributes(&code, key.kernel) == cudaSuccess;
-    return is_known ? std::optional(code.ptxVersion >= kSince) : std::nullopt;
-  });
-  return waits && *waits;
+  const auto found = known.find({kernel, device});
+  if (found != known.end()) return found->second;
+  cudaFuncAttributes code{};
+  if (cudaFuncGetAttributes(&code, kernel) != cudaSuccess) return false;
+  return known[{kernel, device}] = code.ptxVersion >= kSince;
 }
 
 // Returns whether blocks may begin before the previous grid ends (programmatic dependent launch).
@@ -66,43 +53,6 @@ inline bool may_begin_early(const void* kernel, cudaStream_t stream) {
   return false;
 }
 
-// Builds a launch in clusters of `cluster` blocks. The caller owns the attributes; one of them
-// at least stays free.
-inline cudaLaunchConfig_t cluster_config(int blocks, int cluster, int threads, size_t shared_bytes,
-                                         cudaLaunchAttribute (&attributes)[2]) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.attrs = attributes;
-  if (cluster > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  }
-  return config;
-}
-
-// Returns how many such clusters run at once on the current device, with kBytes of shared memory
-// per block; 0 if the runtime cannot say. Each thread queries a kernel once.
-template <auto kKernel, int kBytes>
-int active_clusters(int cluster, int threads) {
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  thread_local Memo<KernelKey, int, 16> known;
-  const auto* const kernel = reinterpret_cast<const void*>(kKernel);
-  return *known.of({kernel, device, cluster}, [threads](const KernelKey& key) {
-    cudaLaunchAttribute attributes[2] = {};
-    const auto config = cluster_config(key.cluster, key.cluster, threads, kBytes, attributes);
-    int clusters = 0;
-    if (allow_shared_bytes<kKernel, kBytes>() == cudaSuccess &&
-        cudaOccupancyMaxActiveClusters(&clusters, key.kernel, &config) == cudaSuccess)
-      return std::optional(clusters);
-    (void)cudaGetLastError();
-    return std::optional(0);
-  });
-}
-
 // Returns whether the driver accepts more than 4 KiB of kernel parameters (CUDA 12.1 or later).
 inline bool takes_long_parameters() {
   constexpr int kSince = 12010;
@@ -113,26 +63,21 @@ inline bool takes_long_parameters() {
   return takes;
 }
 
-// Launches a kernel in clusters of `cluster` blocks.
-template <class... Params, class... Args>
-Status launch_clusters(void (*kernel)(Params...), int blocks, int cluster, int threads,
-                       size_t shared_bytes, cuda::Stream stream, const Args&... args) {
-  cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config = cluster_config(blocks, cluster, threads, shared_bytes, attributes);
-  config.stream = static_cast<cudaStream_t>(stream);
-  if (may_begin_early(reinterpret_cast<const void*>(kernel), config.stream)) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
-  return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? Status::ok
-                                                                     : Status::launch_failed;
-}
-
 template <class... Params, class... Args>
 Status launch(void (*kernel)(Params...), int blocks, int threads, size_t shared_bytes,
               cuda::Stream stream, const Args&... args) {
-  return launch_clusters(kernel, blocks, 1, threads, shared_bytes, stream, args...);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = may_begin_early(reinterpret_cast<const void*>(kernel), config.stream);
+  return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? Status::ok
+                                                                     : Status::launch_failed;
 }
 
 }  // namespace amp_ext

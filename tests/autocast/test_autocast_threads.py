@@ -18,7 +18,7 @@ from torch import Tensor
 import amp_ext
 from autocast_cases import Seen
 
-PROGRAM = Path(__file__).parents[1] / "support" / "threads_program.py"
+PROGRAM = Path(__file__).with_name("threads_program.py")
 FP16 = {"device_type": "cpu", "dtype": torch.float16}
 
 

@@ -31,11 +31,21 @@ def test_products_of_a_cpu() -> None:
 def test_products_by_the_processors_instructions(dtype: torch.dtype) -> None:
     """torch multiplies by the processor's instructions, and reads past rows of a if k is odd."""
     large = "library" if _C.multiplies(dtype) else "cpu"
-    assert of(dtype, dtype, 128, 128, 128) == large
+    assert of(dtype, dtype, 128, 128, 128) == of(dtype, dtype, 64, 512, 512) == large
+    assert of(dtype, dtype, 4, 512, 512) == "cpu"
     assert of(dtype, dtype, 128, 129, 128) == of(BF16, FP16, 128, 128, 128) == "cpu"
     a, b = torch.ones(128, 129, dtype=dtype), torch.ones(129, 128, dtype=dtype)
     a[1, 0] = torch.inf
     assert ops.gemm(a, b)[0].isfinite().all()
+
+
+def test_fewer_instructions_are_asked_for() -> None:
+    """ATEN_CPU_CAPABILITY also turns off the instructions for 16-bit products."""
+    code = "import torch; from amp_ext import _C; "
+    code += "print(any(map(_C.multiplies, (torch.half, torch.bfloat16))))"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    command = [sys.executable, "-c", code]
+    assert subprocess.check_output(command, env=environment, text=True) == "False\n"
 
 
 @pytest.mark.ptx
@@ -55,33 +65,6 @@ def test_what_the_kernels_cannot_compute_is_anothers() -> None:
     assert of(FP16, BF16) == of(FP32, FP32) == "cpu"
     assert of(FP64, FP64) == "library"
     assert _C.gemm_choice(*[torch.zeros(9, 9, 9, dtype=FP16)[:, :, 0]] * 2)[0] == "cpu"
-
-
-@pytest.mark.ptx
-@pytest.mark.parametrize(
-    ("capability", "aligned", "other"),
-    [
-        (80, "ptx", "ptx"),
-        (90, "ptx", "cpu"),
-        (100, "cpu", "cpu"),
-        (110, "cpu", "cpu"),
-        (120, "ptx", "ptx"),
-    ],
-)
-def test_what_the_kernel_for_sm80_is_too_slow_for(
-    capability: int, aligned: str, other: str, ptx: Ptx
-) -> None:
-    """torch computes products without TMA on Hopper and every product on Blackwell's large GPUs."""
-    ptx.set_capability(capability)
-    a = torch.zeros(16, 24, dtype=FP16)
-    assert _C.gemm_choice(a[:, :16], a[:, :16])[0] == aligned
-    rows_of_17 = torch.zeros(16, 17, dtype=FP16)[:, :16]
-    assert _C.gemm_choice(a[:, :16], rows_of_17)[0] == other
-    assert _C.gemm_choice(a[:, 1:17], a[:, :16])[0] == other
-    assert _C.start_noting()
-    ops.gemm(a[:, :16], rows_of_17)
-    (product,) = _C.stop_noting()
-    assert ("ptx" in dict(product.candidates(triton=False))) == (aligned == "ptx")
 
 
 @pytest.mark.skipif(not is_running(), reason="the capability of tests/fake_cuda can be chosen")

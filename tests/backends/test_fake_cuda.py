@@ -105,20 +105,10 @@ def test_orders_differ_where_nothing_is_waited_for(
     assert seen == {now, late}
 
 
-@pytest.mark.parametrize("order", ["now", "late", *map(str, range(20))])
-def test_events_order_streams(order: str) -> None:
-    with in_order(order):
-        assert no_wait(waits=True) == 1
-
-
-def test_random_numbers_are_of_the_time_of_the_call() -> None:
-    """Random numbers depend on the time of the call, not of the operation."""
-    torch.cuda.manual_seed(5)
-    first = torch.randn(4, device="cuda")
-    torch.cuda.manual_seed(5)
-    second = torch.randn(4, device="cuda")
-    assert first.equal(second)
-    assert not torch.randn(4, device="cuda").equal(second)
+def test_events_order_streams() -> None:
+    for order in ("now", "late", *map(str, range(20))):
+        with in_order(order):
+            assert no_wait(waits=True) == 1
 
 
 # ---- memory ------------------------------------------------------------------------------------
@@ -132,12 +122,6 @@ def test_host_that_reads_device_memory() -> None:
     done = run(code, guarded="1")
     assert done.returncode == -11
     assert "fake cuda: the host touched device memory at 0x" in done.stderr
-
-
-def test_out_of_memory() -> None:
-    with pytest.raises(torch.OutOfMemoryError, match=r"total capacity of 8\.00 GiB"):
-        torch.empty(9 << 30, dtype=torch.uint8, device="cuda")
-    assert torch.ones(3, device="cuda").sum() == 3
 
 
 def test_out_of_memory_for_what_amp_ext_keeps() -> None:
@@ -181,11 +165,6 @@ def test_table_is_sent_once() -> None:
     assert calls.counts() == {"launch": 5}
 
 
-def test_copy_between_devices() -> None:
-    code = "x = torch.ones(4, device='cuda:0')\nprint(x.to('cuda:1').add(1).to('cuda:0').tolist())"
-    assert printed(code, devices="2") == "[2.0, 2.0, 2.0, 2.0]"
-
-
 # ---- faults and refusals -----------------------------------------------------------------------
 
 
@@ -206,30 +185,6 @@ def test_copy_of_memory_that_was_freed() -> None:
         torch.cuda.synchronize()
     RUNTIME.fake_cuda_forget_fault()
     assert x.sum() == 4
-
-
-def test_capture_of_what_waits() -> None:
-    """A capture forbids torch's copy to memory that is not pinned."""
-    x = torch.ones((), device="cuda")
-    with (
-        pytest.raises(RuntimeError, match="invalid capture"),
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-        pytest.raises(RuntimeError, match="on a stream that is captured"),
-    ):
-        x.item()
-    assert x == 1
-
-
-def test_limits_of_another_architecture() -> None:
-    code = "print(torch.cuda.get_device_properties(0).shared_memory_per_block_optin)"
-    assert printed(code, capability="80") == str(163 << 10)
-
-
-def test_call_that_is_missing(capfd: pytest.CaptureFixture[str]) -> None:
-    error = RUNTIME.cudaGraphAddKernelNode()
-    assert b"cudaGraphAddKernelNode is missing" in RUNTIME.cudaGetErrorString(error)
-    assert "fake cuda: cudaGraphAddKernelNode is missing" in capfd.readouterr().err
-    RUNTIME.cudaGetLastError()
 
 
 # ---- launches that need not wait for the kernel before -----------------------------------------
@@ -256,6 +211,7 @@ def early(name):
     [
         *(("90", op, 1) for op in ("check", "update", "gemm")),
         *(("80", op, 0) for op in ("check", "update", "gemm")),
+        ("86", "gemm", 0),
         ("100", "check", 1),
         ("120", "gemm", 1),
     ],
@@ -264,12 +220,6 @@ def test_kernel_begins_early_if_its_code_waits(capability: str, op: str, begins_
     """A kernel begins early if its code waits, as code of compute capability 9.0 does."""
     code = f"{CODE}early({op!r})\nprint(early({op!r}))"
     assert printed(code, capability=capability) == str(begins_early)
-
-
-@pytest.mark.parametrize("capability", ["86", "100", "120"])
-def test_no_other_kernel_does(capability: str) -> None:
-    """No other kernel begins early: the runtime would refuse its launch."""
-    assert printed(f"{CODE}for name in calls: early(name)\nprint(1)", capability=capability) == "1"
 
 
 def test_kernel_of_a_graph_does_not_begin_early() -> None:
@@ -351,42 +301,3 @@ print(amp_ext._C.refused_tensor_maps(), calls.of("launch"))
 """
     refused, launches = printed(code, capability="90", multiprocessors="16").split(maxsplit=1)
     assert refused == "0" and "gemm_sm90_kernel" in launches
-
-
-@pytest.mark.parametrize(("usable", "blocks"), [("16", 16), ("7", 7), ("6", 6)])
-def test_product_with_some_of_the_multiprocessors(usable: str, blocks: int) -> None:
-    """Products use the multiprocessors that MPS and green contexts leave.
-
-    The backend asks the driver once for each size of clusters.
-    """
-    code = f"""{PRODUCT}
-amp_ext._C.force_gemm_tile(0)
-with recorded() as calls:
-    for cluster in ((1, 1), (2, 1)) * 2:
-        amp_ext._C.force_gemm_tile(0, cluster=cluster)
-        amp_ext.ops.gemm(a, a)
-        print(ctypes.CDLL(None).fake_cuda_last_blocks())
-print(len(calls.of("query")))
-"""
-    settings = {"capability": "90", "multiprocessors": "16", "usable": usable}
-    pairs = blocks // 2 * 2
-    expected = [blocks, pairs, blocks, pairs, 2]
-    assert printed(code, **settings).split() == [str(number) for number in expected]
-
-
-# ---- the recorder ------------------------------------------------------------------------------
-
-
-def test_recorder() -> None:
-    grads = [torch.ones(5, device="cuda") for _ in range(3)]
-    found_inf, factor = torch.zeros((), device="cuda"), torch.ones((), device="cuda")
-    found_inf.item()  # allocates pinned memory, the first time
-    with recorded() as calls:
-        ops.unscale_(grads, found_inf, factor)
-        grads[0].add_(1)
-        found_inf.item()
-    kernel, torchs = calls.of("launch")
-    assert "unscale_kernel" in kernel
-    assert torchs == "aten::add_"
-    assert calls.counts() == {"launch": 2, "copy": 1, "wait": 1}
-    assert calls.of("copy")[0].startswith("4 bytes from device to")

@@ -116,17 +116,13 @@ def test_products_that_differ_in_anything_are_different() -> None:
     keys = [
         key(a, b),
         key(a.to(BF16), b),
-        key(a, b.to(BF16)),
         key(a, b, out_dtype=FP32),
         key(a.t().contiguous().t(), b),
-        key(a, b.t().contiguous().t()),
         key(torch.randn(1 + a.numel()).to(FP16)[1:].view(16, 24), b),
-        key(a, torch.randn(24, 9).to(FP16)[:, :8]),
         key(a, torch.randn(24, 16).to(FP16)[:, ::2]),
         key(a, b, c=c),
         key(c, a, b, call=ops.gemm_accumulate_),
         key(a, b, bias=vector),
-        key(a, b, bias=vector.to(FP16)),
         key(a, b, activation="relu"),
         key(a, b, activation="relu", call=ops.gemm_with_aux),
         key(a, b, aux, call=ops.gemm_times_derivative),
@@ -134,8 +130,6 @@ def test_products_that_differ_in_anything_are_different() -> None:
         key(a.expand(3, 16, 24), b.expand(3, 24, 8)),
         key(a.expand(3, 16, 24), b.expand(3, 24, 8), sum_batch=True),
         key(a[:8], b),
-        key(a[:, :16].contiguous(), b[:16]),
-        key(a, b[:, :1].contiguous()),
     ]
     torch.set_num_threads(threads + 1)
     try:
@@ -221,25 +215,6 @@ def test_a_chosen_backend_excludes_the_kernels_of_others(ptx: Ptx) -> None:
         assert _C.gemm_choice(a, b)[0] == measured
 
 
-def test_compilation_computes_nothing() -> None:
-    a, b = small_products()
-    compiled = torch.compile(lambda a, b: ops.gemm(a, b) + 1, backend="aot_eager")
-    product = noted(compiled, a, b)
-    assert product.calls == 1
-
-
-def test_who_may_compute_a_product_on_a_cpu() -> None:
-    def backends(dtype: torch.dtype, k: int) -> set[str]:
-        product = noted(ops.gemm, torch.zeros(4, k, dtype=dtype), torch.zeros(k, 4, dtype=dtype))
-        return {backend for backend, _ in product.candidates(triton=False)}
-
-    assert backends(FP32, 8) == {"cpu"}
-    for dtype in (FP16, BF16):
-        assert backends(dtype, 8) == ({"cpu", "library"} if _C.multiplies(dtype) else {"cpu"})
-    assert backends(BF16, 9) == {"cpu"}, "torch reads one element past a row"
-    assert backends(torch.float64, 8) == {"library"}
-
-
 def with_field(stored: dict[str, Any], field: int, value: Any) -> str:
     """Return the table with one field of its first entry replaced."""
     stored["products"][0][field] = value
@@ -250,14 +225,13 @@ def with_field(stored: dict[str, Any], field: int, value: Any) -> str:
     "damage",
     [
         lambda stored: "",
-        lambda stored: json.dumps(stored)[:-9],
         lambda stored: json.dumps([stored]),
         lambda stored: json.dumps({**stored, "identity": "another machine"}),
         lambda stored: with_field(stored, 1, [1]),
         lambda stored: with_field(stored, 3, "2"),
         lambda stored: with_field(stored, 2, "hip"),
     ],
-    ids=["empty", "cut off", "a list", "foreign", "key", "variant", "backend"],
+    ids=["empty", "a list", "foreign", "key", "variant", "backend"],
 )
 def test_a_damaged_or_foreign_file_is_no_table(
     damage: Callable[[dict[str, Any]], str], file: Path
@@ -276,24 +250,20 @@ def test_a_fifo_is_no_table(file: Path) -> None:
     reader = threading.Thread(target=tune.load_table, args=("cpu",))
     reader.start()
     reader.join(10)
-    is_blocked = reader.is_alive()
-    if is_blocked:
+    if is_blocked := reader.is_alive():
         os.close(os.open(file, os.O_WRONLY))
     reader.join()
     assert not is_blocked
     product = noted(ops.gemm, *small_products())
     tune.update_table("cpu", [entry(product, "cpu", 2)])
-    assert file.is_file()
     assert tuple(product.key) in tune.load_table("cpu")
 
 
 def test_a_huge_file_is_no_table(file: Path) -> None:
-    a, b = small_products()
     file.parent.mkdir()
     file.touch()
     os.truncate(file, 1 << 42)
-    tune.load_table("cpu")
-    assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
+    assert not tune.load_table("cpu")
 
 
 @pytest.mark.parametrize("cache", ["relative/cache", ""], ids=["relative", "empty"])
@@ -348,29 +318,27 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(_C.gemm_choice(*x)[1].startswith("measured: ") for x in ((a, b), (b, a)))
 
 
-def test_ranks_do_not_measure_what_they_choose(file: Path) -> None:
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        with pytest.raises(RuntimeError, match="in one process before it"), amp_ext.tune():
-            pass
-    finally:
-        torch.distributed.destroy_process_group()
-    assert not file.exists()
-
-
-@pytest.mark.parametrize("variable", [False, True])
+@pytest.mark.parametrize("when", ["before", "within", "variable"])
 def test_a_script_that_trains_in_several_processes(
-    file: Path, monkeypatch: pytest.MonkeyPatch, variable: bool
+    file: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """tune() refuses a script of several processes, at its end or by the launcher's variable."""
-    with pytest.raises(RuntimeError, match="in one process before it"), amp_ext.tune():
-        ops.gemm(*small_products())
-        if variable:
+    """tune() refuses a script of several processes, by their group or the launcher's variable."""
+
+    def several() -> None:
+        if when == "variable":
             monkeypatch.setenv("WORLD_SIZE", "2")
         else:
             torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    if not variable:
-        torch.distributed.destroy_process_group()
+
+    try:
+        if when == "before":
+            several()
+        with pytest.raises(RuntimeError, match="in one process before it"), amp_ext.tune():
+            ops.gemm(*small_products())
+            several()
+    finally:
+        if when != "variable":
+            torch.distributed.destroy_process_group()
     assert not file.exists()
 
 

@@ -31,11 +31,10 @@ sys.path += [
     str(Path(__file__).resolve().parents[1] / "support"),
 ]
 
-import nvcc
 import ptx_gemm
 import sass_gemm
 from planner import gemm_tiles
-from probe import run as probe
+from probe import nvcc
 from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -254,7 +253,7 @@ def installed() -> Iterator[tuple[Path, str]]:
 
 def probes() -> Iterator[tuple[Path, str]]:
     """Return the library and the logs of the probe's kernels."""
-    yield nvcc.compile("probe", probe.SOURCES, "90a")
+    yield nvcc.compile()
 
 
 def main() -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 
-from sass_gemm import TILES
+TILES = Path(__file__).resolve().parents[2] / "csrc/kernels/gemm/plan/tiles.h"
 
 STAGED_ROWS = 32  # of a warp in a pass, at most
 LANES = 32

@@ -30,13 +30,10 @@ def tiles() -> list[tuple[int, int, bool]]:
 
 
 def boxes(kernel: Kernel) -> int:
-    """Return how many boxes of plain results follow another: of 16 and 32 bits, with bias or not.
-
-    Boxes of 16-bit results have 64 columns, or 32 if 64 do not divide the tile's.
-    """
+    """Count the boxes of plain results that follow another: of 16 and 32 bits, with bias or not."""
     m, n, ping_pong = tiles()[int(re.search(r"gemm_sm90_kernelI\w+?Li(\d+)E", kernel.name)[1])]
     rows = (m if ping_pong else m // 2) // 64
-    narrow, wide = rows * n // 32, rows * n // (32 if n % 64 else 64)
+    narrow, wide = rows * n // 32, rows * n // 64
     return 2 * (wide - 1 + narrow - 1)
 
 

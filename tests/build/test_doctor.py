@@ -83,37 +83,18 @@ def test_imports_nothing_heavy() -> None:
     assert process.returncode == 0, process.stderr
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help(flag: str) -> None:
-    process = run("-m", "amp_ext", flag)
-    assert (process.returncode, process.stderr) == (0, "")
-    assert process.stdout.startswith("usage: python -m amp_ext ")
-    assert all(name in process.stdout for name in ("verify", "tune"))
-
-
-def test_unknown_command() -> None:
-    process = run("-m", "amp_ext", "no-such")
-    assert (process.returncode, process.stdout) == (2, "")
-    assert "no-such" in process.stderr and "verify" in process.stderr
-
-
-def assert_says_what_to_do(process: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Assert exit status 1, no traceback, and one line with the command that helps."""
-    assert (process.returncode, process.stderr) == (1, ""), process.stderr
-    failures = [line for line in process.stdout.splitlines() if "FAIL" in line]
-    assert len(failures) == 1
-    assert re.search(COMMAND + "$", failures[0])
-    for word in (*words, f"amp_ext {amp_ext.__version__}"):
-        assert word in process.stdout
-
-
 @pytest.mark.parametrize(
     ("missing", "words"), [("_build_info.py", "nothing yet"), ("_C.*", "no extension module")]
 )
 def test_module_that_is_not_built(package: Path, missing: str, words: str) -> None:
+    """The doctor exits with 1 without a traceback, and names the command that helps in one line."""
     for file in package.glob(missing):
         file.unlink()
-    assert_says_what_to_do(run("-m", "amp_ext", package=package), words)
+    process = run("-m", "amp_ext", package=package)
+    assert (process.returncode, process.stderr) == (1, ""), process.stderr
+    (failure,) = [line for line in process.stdout.splitlines() if "FAIL" in line]
+    assert re.search(COMMAND + "$", failure)
+    assert words in process.stdout
 
 
 def test_module_that_cannot_be_loaded(package: Path) -> None:
@@ -169,28 +150,18 @@ def test_broken_op(
     assert f"  FAIL  {name} on cpu: {words.format(name)}\n" in said
     assert "second line" not in said
     assert said.count("FAIL  ") == (2 if torch.cuda.is_available() else 1)
-    assert re.search(r"\n1 of \d+ checks FAILED\n$", said) or torch.cuda.is_available()
 
 
-def skip(optimizer: Any) -> None:
-    """Leave the parameters unchanged, as after an overflow."""
-
-
-def round_gradients(optimizer: Any) -> None:
-    for param in optimizer.param_groups[0]["params"]:
-        param.grad = param.grad.bfloat16().float()
-    optimizer.step()
-
-
-@pytest.mark.parametrize("step", [skip, round_gradients])
 def test_broken_training(
-    step: Callable[[Any], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Gradients that the scaler rounds count as broken."""
+
     def in_mixed_precision(self: amp_ext.GradScaler, optimizer: Any) -> None:
         self.unscale_(optimizer)
-        (step if self.is_enabled() else type(optimizer).step)(optimizer)
+        for param in optimizer.param_groups[0]["params"] if self.is_enabled() else ():
+            param.grad = param.grad.bfloat16().float()
+        optimizer.step()
 
     monkeypatch.setattr(amp_ext.GradScaler, "step", in_mixed_precision)
     assert doctor.main() == 1
@@ -229,34 +200,6 @@ def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 # ---- backends ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("refused", [0, 3])
-def test_tensor_maps_that_were_refused_are_counted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: int
-) -> None:
-    monkeypatch.setattr(_C, "refused_tensor_maps", lambda: refused)
-    monkeypatch.setattr(doctor, "all_checks", list)
-    doctor.main()
-    said = capsys.readouterr().out
-    assert ("3 products were left to torch's library: the driver refused" in said) == (refused > 0)
-
-
-@pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
-def test_backends() -> None:
-    _C.use_backend("cuda", "cuda")  # as where Triton is not installed
-    chosen = [backend_for(device_type) for device_type in ("cpu", "cuda", "xpu")]
-    assert all(choice.reason for choice in chosen)
-    assert [choice.name for choice in chosen] == ["cpu", "none", "none"]
-
-
-def test_products_are_listed_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    doctor.print_products()
-    said = capsys.readouterr().out
-    assert re.search(
-        r"  cpu      float32, 16 and 1024 +cpu +16-bit or FP32 operands on a CPU\n", said
-    )
-    assert re.search(r"  cpu      float64, 16 and 1024 +library +FP64 operands\n", said)
 
 
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")

@@ -42,16 +42,11 @@ def checked(usage: str = USAGE, sass: str = SASS, shared: int = 16 << 10) -> lis
     return faults(kernel, NEEDED, SHARED_LIMITS[90])
 
 
-def test_a_good_kernel_passes() -> None:
-    assert checked() == []
-
-
 @pytest.mark.parametrize(
     ("usage", "sass", "fault"),
     [
         (USAGE.replace("STACK:0", "STACK:8"), SASS, "8 bytes of stack"),
         (USAGE, SASS + "        /*0030*/   @P1 LDL.64 R4, [R1] ;", "1 loads and stores of local"),
-        (USAGE, SASS + "        /*0030*/       STL [R1], R4 ;", "1 loads and stores of local"),
         (USAGE, SASS.replace("LDG.E.128", "LDG.E.64"), "no LDG.E.128"),
         (USAGE, "", "no machine code"),
         ("", SASS, "nothing about its registers"),
@@ -59,27 +54,20 @@ def test_a_good_kernel_passes() -> None:
 )
 def test_a_bad_kernel_is_seen(usage: str, sass: str, fault: str) -> None:
     assert fault in " ".join(checked(usage, sass))
+    assert checked() == []
 
 
-def test_too_much_shared_memory_is_seen() -> None:
-    """A kernel with more than sm_90's 227 KiB of shared memory is a fault."""
+def test_more_than_a_multiprocessor_has_is_seen() -> None:
+    """More than sm_90's 227 KiB of shared memory, or than its registers, is a fault.
+
+    A launch's registers are rounded up to 256 a warp.
+    """
     assert checked(shared=232_448) == []
-    (fault,) = checked(shared=232_449)
-    assert fault.startswith("232449 bytes of shared memory")
-
-
-@pytest.mark.parametrize(
-    ("registers", "warps", "programs", "fit"),
-    [(64, 8, 4, 4), (65, 8, 4, 3)],
-)
-def test_more_programs_than_registers_are_seen(
-    registers: int, warps: int, programs: int, fit: int
-) -> None:
-    """A launch with more programs than registers is a fault; registers are rounded up to 256."""
-    kernel = Kernel("cast_kernel", "sm_90", registers=registers)
-    variant = Variant("cast", None, {}, options={"num_warps": warps}, programs=programs)
-    fault = f"registers for {fit} programs a multiprocessor, a launch has {programs}"
-    assert crowding(kernel, variant) == ([] if fit == programs else [fault])
+    assert "232449 bytes of shared memory" in " ".join(checked(shared=232_449))
+    variant = Variant("cast", None, {}, options={"num_warps": 8}, programs=4)
+    assert crowding(Kernel("cast_kernel", "sm_90", registers=64), variant) == []
+    (fault,) = crowding(Kernel("cast_kernel", "sm_90", registers=65), variant)
+    assert fault == "registers for 3 programs a multiprocessor, a launch has 4"
 
 
 LAST_READS = """\
@@ -104,18 +92,12 @@ $L__BB0_45:
 """
 
 
-def test_a_last_program_that_waits_passes() -> None:
-    assert order_faults(LAST_READS) == []
-
-
 @pytest.mark.parametrize(
     ("there", "instead", "fault"),
     [
         ("	bar.sync 	0;  // stored\n", "", "no bar.sync right before the ticket"),
-        ("	bar.sync 	0;  // stored", "$L__BB0_8:", "no bar.sync right before the ticket"),
         ("	bar.sync 	0;  // drawn\n", "", "no bar.sync right after the ticket"),
         ("gpu.acq_rel.add", "gpu.relaxed.add", "the ticket is not drawn by an atom.acq_rel.gpu"),
-        ("gpu.acq_rel.add", "cta.acq_rel.add", "the ticket is not drawn by an atom.acq_rel.gpu"),
         ("ld.global.cg", "ld.global", "no ld.global.cg after the ticket"),
         (
             "bar.sync 	0;  // of the sum",
@@ -132,6 +114,7 @@ def test_a_last_program_that_may_read_too_early_is_seen(
     assert there in LAST_READS
     (found,) = order_faults(LAST_READS.replace(there, instead))
     assert fault in found
+    assert order_faults(LAST_READS) == []
 
 
 def test_a_kernel_without_a_variant_is_seen() -> None:
@@ -158,26 +141,6 @@ def compiling(program: str) -> str:
     )
     assert process.returncode == 0, process.stderr
     return process.stdout
-
-
-def test_every_kernel_has_a_variant() -> None:
-    program = """
-from triton_check import library_kernels, missing
-from triton_variants import variants
-kernels = library_kernels()
-print("update_scale_kernel" in kernels, missing(kernels, variants()))
-"""
-    assert compiling(program) == "True []\n"
-
-
-def test_each_architecture_has_variants_of_lists_and_products() -> None:
-    program = """
-from triton_variants import variants
-for part in ("cast", "gemm_kernel"):
-    archs = {arch for x in variants() if x.name.startswith(part) for arch in x.archs}
-    print(*sorted(archs))
-"""
-    assert compiling(program) == 2 * "80 89 90 100 120\n"
 
 
 def test_no_number_compiles_a_kernel_of_lists_anew() -> None:

@@ -2,8 +2,8 @@
 #include <cstdlib>
 #include <map>
 
-#include "fresh.h"
-#include "memory.h"
+#include "memory/fresh.h"
+#include "memory/memory.h"
 
 #define CUDASIM_API extern "C" __attribute__((visibility("default")))
 

@@ -97,7 +97,7 @@ def compiled(sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:
     """Return the objects of C++ sources; compile missing ones, several by one process."""
     compiler = _version(CXX, "-march=native", "-v", "-E", "-x", "c++", "/dev/null")
     folders = {HERE / "ptx", *(source.parent for source in sources)}
-    headers = [path.read_bytes() for folder in folders for path in sorted(folder.glob("*.h"))]
+    headers = [path.read_bytes() for folder in folders for path in folder.rglob("*.h")]
     command = [CXX, *FLAGS, f"-I{HERE / 'ptx'}", *flags]
     key = digest(compiler, *command, *sorted(headers))
     into = BUILD / "objects"
@@ -137,7 +137,7 @@ def library(name: str = "cudasim", more: Sequence[Path] = (), flags: Sequence[st
         more: further sources, compiled with `flags`.
         flags: of `more`, such as folders of headers.
     """
-    objects = compiled([HERE / "api.cpp", *sorted((HERE / "ptx").glob("*.cpp"))])
+    objects = compiled([HERE / "api.cpp", *sorted((HERE / "ptx").rglob("*.cpp"))])
     return linked(name, [*objects, *(compiled(more, flags) if more else [])], ["-Wl,-z,defs"])
 
 

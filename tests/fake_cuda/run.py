@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from cudasim import cuda
 from cudasim.__main__ import add_settings
-from fake_cuda import build
+from ptx_backend import build
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     options, program = parser.parse_known_args()
     if reason := cuda.missing():
         sys.exit(f"the fake CUDA runtime cannot run here: {reason}")
-    variables = cuda.environment(build.ptx(options.capability))
+    variables = cuda.environment(build.ptx(cuda.architecture(options.capability)))
     variables["PYTEST_PLUGINS"] = "fake_cuda.plugin"
     os.environ.setdefault("AMP_EXT_GEMM", "kernel")
     cuda.run(program, variables, vars(options))

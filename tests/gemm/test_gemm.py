@@ -26,7 +26,14 @@ from executors import (
     every_gemm_executor,
     gemm_against_oracle,
 )
-from gemm_cases import SIZES, assert_near_oracle, gemm, logical
+from gemm_cases import (
+    assert_near_oracle,
+    every_kind,
+    every_size,
+    every_transpose,
+    gemm,
+    logical,
+)
 
 FP16, BF16, FP32, FP64 = FLOATS
 EDGES = (0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 129)
@@ -34,10 +41,7 @@ EDGES = (0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 129)
 # Coprime in step, so that every dtype meets every transpose.
 DTYPES_AND_TRANSPOSES = [(PAIRS[i % 10], TRANSPOSES[i * 3 % 7 % 4]) for i in range(70)]
 
-every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
-every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
-every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
 
 
 # ---- sizes -------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 
 import pytest
 import torch
@@ -13,12 +12,9 @@ import reference
 from amp_ext import ops
 from cases import (
     FLOATS,
-    KINDS,
     OPERANDS,
     PAIRS,
-    TRANSPOSES,
     assert_equal,
-    assert_same,
     assert_sum_near,
     integers,
     normal,
@@ -26,13 +22,9 @@ from cases import (
     unwritten,
 )
 from executors import Executor, against_oracle, every_executor
-from gemm_cases import PLACES, SIZES, logical
+from gemm_cases import PLACES, every_kind, every_size, every_transpose, logical
 
 FP16, BF16, FP32, FP64 = FLOATS
-
-every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
-every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
 
 
 @every_executor
@@ -117,28 +109,6 @@ def test_infinities_and_nan(executor: Executor) -> None:
 
 
 @against_oracle
-def test_bitwise_repeatable(executor: Executor) -> None:
-    a = normal((600, 130), FP16, executor.device)
-    b = normal((600, 257), FP16, executor.device)
-    start = normal((130, 257), FP32, executor.device)
-    results = []
-    for _ in executor.some(range(20), 2):
-        results.append(start.clone())
-        executor.ops.gemm_accumulate_(results[-1], a, b, trans_a=True)
-        assert_same(results[-1], results[0])
-
-
-@against_oracle
-def test_autograd_notices_the_write(executor: Executor) -> None:
-    c = torch.ones(2, 2, device=executor.device)
-    leaf = torch.ones(2, 2, device=executor.device, requires_grad=True)
-    product = (leaf * c).sum()
-    ops.gemm_accumulate_(c, c.clone(), c.clone())
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.backward()
-
-
-@against_oracle
 @pytest.mark.parametrize("name", ["c", "a", "b"])
 def test_tensors_that_require_gradients(executor: Executor, name: str) -> None:
     tensors = {key: torch.ones(2, 2, device=executor.device) for key in ("c", "a", "b")}
@@ -151,28 +121,16 @@ def test_tensors_that_require_gradients(executor: Executor, name: str) -> None:
 
 
 BAD_C = {
-    "dtype": (lambda c: c.half(), RuntimeError, r"c must be a float tensor, got Half"),
-    "double": (lambda c: c.double(), RuntimeError, r"c must be a float tensor, got Double"),
-    "int": (lambda c: c.int(), NotImplementedError, r"c must be float16.*got Int"),
-    "sparse": (lambda c: c.to_sparse(), NotImplementedError, r"c must be a strided tensor"),
-    "device": (lambda c: c.to("meta"), RuntimeError, r"same device.*c is on meta"),
-    "shape": (
-        lambda c: c[:, :, :4],
-        RuntimeError,
-        r"c must have the shape.*\[2, 3, 5\].*\[2, 3, 4\]",
-    ),
-    "broadcast": (lambda c: c[:1], RuntimeError, r"c must have the shape.*got shape \[1, 3, 5\]"),
-    "columns": (lambda c: c.mT.contiguous().mT, RuntimeError, r"row-major.*strides \[15, 1, 3\]"),
-    "holes": (
-        lambda c: c.new_zeros(2, 3, 10)[..., ::2],
-        RuntimeError,
-        r"row-major.*strides \[30, 10, 2\]",
-    ),
-    "expanded": (lambda c: c[:, :1].expand(2, 3, 5), RuntimeError, r"row-major.*\[15, 0, 1\]"),
-    "expanded-batch": (lambda c: c[:1].expand(2, 3, 5), RuntimeError, r"row-major.*\[0, 5, 1\]"),
+    "dtype": (lambda c: c.half(), r"c must be a float tensor, got Half"),
+    "sparse": (lambda c: c.to_sparse(), r"c must be a strided tensor"),
+    "device": (lambda c: c.to("meta"), r"same device.*c is on meta"),
+    "broadcast": (lambda c: c[:1], r"c must have the shape.*\[2, 3, 5\].*\[1, 3, 5\]"),
+    "columns": (lambda c: c.mT.contiguous().mT, r"row-major.*strides \[15, 1, 3\]"),
+    "holes": (lambda c: c.new_zeros(2, 3, 10)[..., ::2], r"row-major.*strides \[30, 10, 2\]"),
+    "expanded": (lambda c: c[:, :1].expand(2, 3, 5), r"row-major.*\[15, 0, 1\]"),
+    "expanded-batch": (lambda c: c[:1].expand(2, 3, 5), r"row-major.*\[0, 5, 1\]"),
     "overlapping-rows": (
         lambda c: c.new_zeros(40).as_strided((2, 3, 5), (15, 4, 1)),
-        RuntimeError,
         r"row-major.*\[15, 4, 1\]",
     ),
 }
@@ -180,12 +138,12 @@ BAD_C = {
 
 @pytest.mark.parametrize("what", BAD_C)
 def test_bad_c(what: str) -> None:
-    spoil, error, text = BAD_C[what]
+    """A bad c is an error that names it, and nothing is written."""
+    spoil, text = BAD_C[what]
     a, b = torch.ones(2, 3, 4), torch.ones(4, 5)
     c = spoil(torch.zeros(2, 3, 5))
-    with unwritten([c]), pytest.raises(error) as caught:
+    with unwritten([c]), pytest.raises(RuntimeError, match=f"gemm_accumulate_: .*{text}"):
         ops.gemm_accumulate_(c, a, b)
-    assert re.search(f"amp_ext::gemm_accumulate_: .*{text}", str(caught.value)), caught.value
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -212,13 +170,6 @@ def test_copy_on_write() -> None:
     c = torch._lazy_clone(a)
     ops.gemm_accumulate_(c, a, a)
     assert c.eq(4).all() and a.eq(1).all()
-
-
-def test_meta() -> None:
-    c, a, b = (torch.empty(shape, device="meta") for shape in ((3, 5), (3, 4), (4, 5)))
-    assert ops.gemm_accumulate_(c, a, b) is None
-    with pytest.raises(RuntimeError, match=r"c must have the shape"):
-        ops.gemm_accumulate_(c.mT, a, b)
 
 
 def test_oracle_rounds_once() -> None:

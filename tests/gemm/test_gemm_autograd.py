@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_ext import ops
-from cases import FLOATS, KINDS, assert_same, normal
+from cases import FLOATS, assert_same, normal
 from executors import Executor, against_oracle
 from gemm_cases import FORMS, LARGE, SMALL, Form, cast, gradients
 
@@ -89,25 +89,7 @@ def test_in_place_changes_before_backward(
 
 
 @against_oracle
-@pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
-def test_gradients_are_bitwise_repeatable(
-    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
-) -> None:
-    """Gradients of 50 runs have the same bits, within an autocast region and without."""
-    leaves = FORMS["all"].leaves(LARGE, lambda shape: normal(shape, FP32, executor.device))
-    leaves = cast(leaves, (*dtypes, FP32, FP32))
-    options = FORMS["all"].options
-    grad = torch.ones_like(ops.gemm(**leaves, **options))
-    first = gradients(ops.gemm, leaves, grad, **options)
-    for run in executor.some(range(50), 2):
-        with torch.autocast(executor.device.type, dtype=BF16, enabled=run % 2 == 1):
-            again = gradients(ops.gemm, leaves, grad, **options)
-        for name, expected in first.items():
-            assert_same(again[name], expected)
-
-
-@against_oracle
-@pytest.mark.parametrize("name", ["all", "batch", "shared-a", "sum", "c-scalar"])
+@pytest.mark.parametrize("name", ["plain", "all", "batch", "shared-a", "sum", "c-row", "c-scalar"])
 def test_compiles(executor: Executor, name: str) -> None:
     """Forward and backward compile without a graph break, with the same bits."""
     form = FORMS[name]
@@ -120,10 +102,4 @@ def test_compiles(executor: Executor, name: str) -> None:
     expected = gradients(ops.gemm, leaves, grad, **form.options)
     for tensor, actual in gradients(compiled, leaves, grad, **form.options).items():
         assert_same(actual, expected[tensor])
-
-
-@against_oracle
-@pytest.mark.parametrize("name", ["plain", "all", "batch", "shared-a", "sum", "c-row"])
-def test_opcheck_with_gradients(executor: Executor, name: str) -> None:
-    leaves = FORMS[name].leaves(SMALL, lambda shape: normal(shape, FP32, executor.device))
-    torch.library.opcheck(torch.ops.amp_ext.gemm.default, (), leaves | FORMS[name].options)
+    torch.library.opcheck(torch.ops.amp_ext.gemm.default, (), leaves | form.options)

@@ -160,12 +160,3 @@ def test_alpha_scales_the_sum(
     expected = total + scaled
     ops.gemm_accumulate_(total, a, b, alpha=alpha)
     torch.testing.assert_close(total, expected, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-def test_few_rows_are_not_the_librarys(dtype: torch.dtype) -> None:
-    def backend(m: int) -> str:
-        return _C.gemm_choice(integers(m, 512, dtype=dtype), integers(512, 512, dtype=dtype))[0]
-
-    assert backend(4) == "cpu"
-    assert backend(64) == ("library" if _C.multiplies(dtype) else "cpu")

@@ -8,14 +8,12 @@ import math
 import pytest
 import torch
 
-from cases import FLOATS, KINDS, NON_FINITE, OPERANDS, PAIRS, assert_equal, integers, normal
+from cases import FLOATS, NON_FINITE, OPERANDS, PAIRS, assert_equal, integers, normal
 from executors import Executor, every_gemm_executor, gemm_against_oracle
-from gemm_cases import SIZES, assert_near_oracle, gemm
+from gemm_cases import assert_near_oracle, every_kind, every_size, gemm
 
 FP16, BF16, FP32, FP64 = FLOATS
 
-every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
 
 C_SHAPES = ["", "1", "n", "m1", "1n", "mn", "311", "3m1", "3mn"]
 

@@ -11,9 +11,20 @@ import torch
 from torch import Tensor
 
 import reference
-from cases import FLOATS, KINDS, PAIRS, assert_equal, assert_sum_near, integers, normal
+from cases import FLOATS, PAIRS, assert_equal, assert_sum_near, integers, normal
 from executors import Executor, against_oracle, every_executor
-from gemm_cases import FORMS, LARGE, SMALL, Form, Leaves, cast, doubles, gradients, gradients_of
+from gemm_cases import (
+    FORMS,
+    LARGE,
+    SMALL,
+    Form,
+    Leaves,
+    cast,
+    doubles,
+    every_kind,
+    gradients,
+    gradients_of,
+)
 
 FP16, BF16, FP32, FP64 = FLOATS
 
@@ -74,15 +85,11 @@ def test_exact_gradients(executor: Executor, form: Form) -> None:
 
 @against_oracle
 @every_form
-def test_error_of_gradients(executor: Executor, form: Form) -> None:
-    """Gradients are within the bound of an FP32 sum, also of broadcast tensors."""
-    for dtypes in KINDS:
-        compare_gradients(executor, dtypes, form)
-
-
-def compare_gradients(
-    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], form: Form
+@every_kind
+def test_error_of_gradients(
+    executor: Executor, form: Form, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
+    """Gradients are within the bound of an FP32 sum, also of broadcast tensors."""
     leaves = form.leaves(LARGE, lambda shape: normal(shape, FP32, executor.device))
     # torch rounds float64 to 16 bits by way of float32.
     leaves = cast(leaves, (*dtypes, FP32 if FP64 in dtypes else FP16, FP32))

@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 
-from cases import FLOATS, KINDS, assert_equal, assert_same, integers, normal, stored
-from executors import Executor, against_oracle, every_gemm_executor, gemm_against_oracle
+from cases import FLOATS, assert_equal, integers, stored
+from executors import Executor, against_oracle, every_gemm_executor
+from gemm_cases import every_kind
 
 FP16, BF16, FP32, FP64 = FLOATS
-
-every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
 
 
 @every_gemm_executor
@@ -163,27 +162,3 @@ def test_overlapping_and_scattered_operands(executor: Executor, dtype: torch.dty
         (scattered.mT, same[:20]),
     ):
         assert_equal(executor.ops.gemm(a, b), a.double() @ b.double())
-
-
-@gemm_against_oracle
-@every_kind
-@pytest.mark.parametrize("low", [BF16], ids=str)
-def test_is_left_alone_by_autocast(
-    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], low: torch.dtype
-) -> None:
-    a = normal((33, 70), dtypes[0], executor.device)
-    b = normal((70, 20), dtypes[1], executor.device)
-    expected = executor.ops.gemm(a, b)
-    with torch.autocast(executor.device.type, dtype=low):
-        assert_same(executor.ops.gemm(a, b), expected)
-
-
-@against_oracle
-@every_kind
-def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    """Results of 50 runs have the same bits."""
-    a = normal((130, 600), dtypes[0], executor.device)
-    b = normal((257, 600), dtypes[1], executor.device)
-    first = executor.ops.gemm(a, b, trans_b=True, out_dtype=FP32)
-    for _ in executor.some(range(50), 2):
-        assert_same(executor.ops.gemm(a, b, trans_b=True, out_dtype=FP32), first)

@@ -1,4 +1,4 @@
-"""Test products that differ in one property, in turn: cached state of one does not leak."""
+"""Test repeated products: the same bits in every run, and no cached state that leaks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from amp_ext import _C, ops
-from cases import FLOATS, assert_equal, integers
-from executors import Executor, every_gemm_executor
+from cases import FLOATS, assert_all_same, assert_equal, integers, normal
+from executors import Executor, every_gemm_executor, gemm_against_oracle
 from fake_cuda import recorder
+from gemm_cases import every_kind
 
 FP16, BF16, FP32, FP64 = FLOATS
 M, N, K = 40, 72, 48
@@ -38,6 +39,27 @@ def operands(executor: Executor) -> Iterator[tuple[Tensor, Tensor]]:
         yield matrix(K, M).mT, matrix(N, K).mT
         yield matrix(M, K, skip=1), matrix(K, N)
         yield matrix(M, K - 8), matrix(K - 8, N)
+
+
+@gemm_against_oracle
+@every_kind
+def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """Results and gradients of 20 runs have the same bits, also within an autocast region."""
+    a = normal((2, 130, 600), dtypes[0], executor.device).requires_grad_()
+    b = normal((257, 600), dtypes[1], executor.device).requires_grad_()
+    start, aux = (normal((2, 130, 257), dtype, executor.device) for dtype in (FP32, FP16))
+
+    def results() -> list[Tensor]:
+        out, c = ops.gemm(a, b, trans_b=True, out_dtype=FP32), start.clone()
+        with torch.no_grad():
+            ops.gemm_accumulate_(c, a, b, trans_b=True)
+            y, sums = ops.gemm_times_derivative(a, b, aux, trans_b=True, activation="gelu")
+        return [out, c, y, sums, *torch.autograd.grad(out, [a, b], start)]
+
+    first = results()
+    for run in executor.some(range(20), 2):
+        with torch.autocast(executor.device.type, dtype=BF16, enabled=run % 2 == 1):
+            assert_all_same(results(), first)
 
 
 @every_gemm_executor

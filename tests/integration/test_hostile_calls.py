@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.full
-PROGRAM = Path(__file__).resolve().parents[1] / "support/hostile_calls.py"
+PROGRAM = Path(__file__).with_name("hostile_calls.py").resolve()
 SEEDS = range(3)
 CRASHES = 5  # later calls of the seed are skipped
 
@@ -40,7 +40,7 @@ def wrong_calls(seed: int, count: int, log: Path) -> list[str]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hostile_calls(seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Hostile calls are right or refused; `make hostile` makes 20,000 calls."""
+    """Hostile calls are right or refused; `make hostile` makes 15,000 calls."""
     count = request.config.getoption("--hostile-calls")
     wrong = wrong_calls(seed, count, tmp_path / "call")
     again = f"{sys.executable} {PROGRAM} --seed={seed} --first=NUMBER --log=/dev/stderr"

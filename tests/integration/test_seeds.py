@@ -231,7 +231,7 @@ def test_loss_gradients_and_optimizer_are_fp32(
 
 # ---- the programs as they are written ------------------------------------------------------------
 
-PROGRAMS = Path(__file__).parents[1] / "support" / "seed_programs.py"
+PROGRAMS = Path(__file__).with_name("seed_programs.py")
 OURS, TORCHS = "amp_ext.cuda.amp", "torch.cuda.amp"
 LINE = "from {} import GradScaler, autocast\n"
 here = pytest.mark.parametrize(

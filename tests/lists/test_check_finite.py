@@ -106,10 +106,9 @@ def test_long_list_with_all_elements_at_its_end(executor: Executor) -> None:
 
 
 @every_executor
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_nothing_to_check(executor: Executor, count: int) -> None:
-    grads = [torch.empty(0, 3, device=executor.device) for _ in range(count)]
-    assert check(executor, grads) == 0.0
+def test_nothing_to_check(executor: Executor) -> None:
+    assert check(executor, []) == 0.0
+    assert check(executor, [torch.empty(0, 3, device=executor.device)] * 3) == 0.0
 
 
 @every_executor

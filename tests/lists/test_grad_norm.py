@@ -55,18 +55,6 @@ def norm(
     return result.item(), found_inf.item()
 
 
-def assert_near_oracle(executor: Executor, grads: list[torch.Tensor], factor: float | None) -> None:
-    """Compare the norm with the oracle's, and the flag."""
-    found_inf = executor.scalar(0.0)
-    inv_scale = None if factor is None else executor.scalar(factor)
-    expected = reference.grad_norm(grads, found_inf, inv_scale).item()
-    allowed = tolerance(executor, sum(grad.numel() for grad in grads))
-    assert norm(executor, grads, factor) == (
-        pytest.approx(expected, rel=allowed, abs=0.0),
-        found_inf.item(),
-    )
-
-
 @every_executor
 @pytest.mark.parametrize(
     ("factor", "expected"), [(None, 13.0), (1.0, 13.0), (0.5, 6.5), (-2.0, 26.0), (0.0, 0.0)]
@@ -120,15 +108,10 @@ def test_counts_every_edge_once(executor: Executor, dtype: torch.dtype, offset: 
 @pytest.mark.parametrize("layout", LAYOUTS | OVERLAPPING)
 def test_layouts(executor: Executor, layout: str) -> None:
     for dtype in FLOATS:
-        assert_near_oracle(executor, [whole_and_view(layout, dtype, executor.device)[1]], 1 / 3)
-
-
-@against_oracle
-@pytest.mark.parametrize("count", [1, 3, 2000])
-def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
-    sizes = [1 + 7 * i % 97 for i in range(executor.length(count))]
-    grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
-    assert_near_oracle(executor, grads, 2.0**-16)
+        grad = whole_and_view(layout, dtype, executor.device)[1]
+        expected = reference.grad_norm([grad], executor.scalar(0.0), executor.scalar(1 / 3)).item()
+        allowed = tolerance(executor, grad.numel())
+        assert norm(executor, [grad], 1 / 3) == (pytest.approx(expected, rel=allowed, abs=0.0), 0.0)
 
 
 @against_oracle
@@ -167,18 +150,6 @@ def test_norm_of_each_tensor_is_its_own(executor: Executor) -> None:
 
 
 @every_executor
-@pytest.mark.parametrize("value", [3e37, 1e25, 1e-20, 1e-25, 1e-37])
-def test_squares_beyond_fp32(executor: Executor, value: float) -> None:
-    """Squares beyond fp32's range give a norm within it."""
-    grad = torch.full((64,), value, device=executor.device)
-    expected = 8.0 * grad[0].item()
-    assert norm(executor, [grad]) == (
-        pytest.approx(expected, rel=tolerance(executor, 64), abs=0.0),
-        0.0,
-    )
-
-
-@every_executor
 @pytest.mark.parametrize("factor", [math.inf, math.nan])
 def test_nothing_times_a_factor_that_is_not_finite(executor: Executor, factor: float) -> None:
     for size in (3, 20_000):
@@ -190,13 +161,6 @@ def test_nothing_times_a_factor_that_is_not_finite(executor: Executor, factor: f
 def test_norm_beyond_fp32_is_inf_and_an_overflow(executor: Executor) -> None:
     grad = torch.full((10,), 1e300, dtype=torch.float64, device=executor.device)
     assert norm(executor, [grad]) == (math.inf, 1.0)
-
-
-@every_executor
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_norm_of_nothing(executor: Executor, count: int) -> None:
-    grads = [torch.empty(0, 3, device=executor.device) for _ in range(count)]
-    assert norm(executor, grads) == (0.0, 0.0)
 
 
 @every_executor

@@ -12,12 +12,16 @@ from torch import Tensor
 
 from amp_ext import ops
 from cases import FLOATS
-from executors import PTX, Executor, against_oracle
+from executors import PTX, Executor, against_oracle, native
 from optim_cases import OPS
 from optim_cases import call as update
-from ptx_backend.backend import Ptx, Schedule
+from ptx_backend.backend import Counters, Ptx, Schedule
 
-LISTS = (1, 42, 43, 256, 257, 1344, 1345, 5_000, 100_000)
+
+def grads_of(count: int) -> list[Tensor]:
+    return list(torch.ones(count, 3).unbind())
+
+
 CALLS = {
     "unscale_": lambda grads, found: ops.unscale_(grads, found, torch.tensor(0.5)),
     "check_finite": ops.check_finite,
@@ -26,39 +30,33 @@ CALLS = {
         grads, found, norms=torch.zeros(len(grads))
     ),
 }
+# Tensors in a list that is as long as a table of each size, one longer, and much longer.
+LENGTHS = {
+    24: (1, 42, 43, 256, 257, 1344, 1345, 5_000),
+    32: (1, 32, 33, 192, 193, 1008, 1009, 2_000),
+    80: (1, 12, 13, 76, 77, 403, 404, 5_000),
+}
+"""The lengths by the bytes of a tensor's entry in the table."""
 
-READ_ONCE = ("check_finite", "grad_norm")
 
-
-def most_table_bytes(count: int, entry_bytes: int) -> int:
-    """Return the bytes of the smallest table that holds so many entries; 0 where none does."""
+def assert_one_launch(counted: Counters, count: int, entry_bytes: int) -> None:
+    """Assert one launch, with the smallest of the tables that holds so many entries."""
     sizes = (1 << 10, 6 << 10, 32256)
-    return next((size for size in sizes if count * entry_bytes <= size), 0)
-
-
-@pytest.mark.ptx
-@pytest.mark.parametrize("count", [1, 32, 33, 192, 193, 1008, 1009])
-def test_one_launch_casts_any_list(ptx: Ptx, count: int) -> None:
-    inputs = [torch.full((3,), float(i)) for i in range(count)]
-    outputs = [torch.empty(3, dtype=torch.float16) for _ in inputs]
-    counted = ptx.cost(ops.cast_, outputs, inputs)
+    table = next((size for size in sizes if count * entry_bytes <= size), 0)
     assert counted.launches == 1
-    assert counted.parameter_bytes <= 256 + most_table_bytes(count, 32)
-    assert [output[2].item() for output in outputs] == list(range(count))
+    assert counted.parameter_bytes <= 256 + table
 
 
 @pytest.mark.ptx
 @pytest.mark.parametrize(
     ("name", "count"),
     # A block_sum for each of 100,000 tensors takes the executor half a minute.
-    [(name, n) for name in CALLS for n in LISTS if n < 100_000 or name in READ_ONCE],
+    [(name, n) for name in CALLS for n in LENGTHS[24]]
+    + [("check_finite", 100_000), ("grad_norm", 100_000)],
 )
 def test_one_launch_for_any_list(ptx: Ptx, name: str, count: int) -> None:
-    grads = list(torch.ones(count, 3).unbind())
-    found_inf = torch.zeros(())
-    counted = ptx.cost(CALLS[name], grads, found_inf)
-    assert counted.launches == 1
-    assert counted.parameter_bytes <= 256 + most_table_bytes(count, 24)
+    grads, found_inf = grads_of(count), torch.zeros(())
+    assert_one_launch(ptx.cost(CALLS[name], grads, found_inf), count, 24)
     assert found_inf.item() == 0.0
     grads[-1][-1] = math.inf
     CALLS[name](grads, found_inf)
@@ -66,10 +64,35 @@ def test_one_launch_for_any_list(ptx: Ptx, name: str, count: int) -> None:
 
 
 @pytest.mark.ptx
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("count", LENGTHS[32])
+def test_one_launch_casts_any_list(ptx: Ptx, count: int) -> None:
+    inputs = [torch.full((3,), float(i)) for i in range(count)]
+    outputs = [torch.empty(3, dtype=torch.float16) for _ in inputs]
+    assert_one_launch(ptx.cost(ops.cast_, outputs, inputs), count, 32)
+    assert [output[2].item() for output in outputs] == list(range(count))
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("count", LENGTHS[80])
+def test_one_launch_updates_any_list(ptx: Ptx, op: str, count: int) -> None:
+    values = update(PTX, op, [(3,)] * count)
+    assert_one_launch(ptx.cost(getattr(ops, op), **values), count, 80)
+    assert values["steps"][-1].item() == 3 * (count - 1) + 1
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("name", [*CALLS, "cast_", *OPS])
 def test_no_launch_for_no_tensors(ptx: Ptx, name: str) -> None:
     """A list without tensors takes no launch, except a norm of 0."""
-    assert ptx.cost(CALLS[name], [], torch.zeros(())).launches == int("norm" in name)
+    if name in CALLS:
+        counted = ptx.cost(CALLS[name], [], torch.zeros(()))
+    elif name == "cast_":
+        counted = ptx.cost(ops.cast_, [], [])
+    else:
+        lists = {n: [] if isinstance(x, list) else x for n, x in update(PTX, name).items()}
+        counted = ptx.cost(getattr(ops, name), **lists)
+    assert counted.launches == int("norm" in name)
 
 
 @pytest.mark.ptx
@@ -158,24 +181,6 @@ def test_clipping_moves_memory_only_where_it_must(
 
 @pytest.mark.ptx
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("count", [1, 12, 13, 76, 77, 403, 404, 5_000])
-def test_one_launch_updates_any_list(ptx: Ptx, op: str, count: int) -> None:
-    values = update(PTX, op, [(3,)] * count)
-    counted = ptx.cost(getattr(ops, op), **values)
-    assert counted.launches == 1
-    assert counted.parameter_bytes <= 256 + most_table_bytes(count, 80)
-    assert values["steps"][-1].item() == 3 * (count - 1) + 1
-
-
-@pytest.mark.ptx
-@pytest.mark.parametrize("op", OPS)
-def test_no_launch_updates_nothing(ptx: Ptx, op: str) -> None:
-    lists = {n: [] if isinstance(x, list) else x for n, x in update(PTX, op).items()}
-    assert ptx.cost(getattr(ops, op), **lists).launches == 0
-
-
-@pytest.mark.ptx
-@pytest.mark.parametrize("op", OPS)
 def test_an_update_moves_each_tensor_once(ptx: Ptx, op: str) -> None:
     """An update reads weight, gradient and moments, writes weight and moments, or nothing at all.
 
@@ -215,3 +220,18 @@ def test_more_than_2_to_the_31_elements(executor: Executor, last: float) -> None
     assert found_inf.item() == float(found)
     norm = executor.ops.grad_norm([grad], found_inf)
     assert norm.item() == 2.0 or found
+
+
+@pytest.mark.full
+@native
+def test_more_than_2_to_the_31_elements_are_written(executor: Executor) -> None:
+    grad = torch.ones(2**31 + 5, dtype=torch.bfloat16, device=executor.device)
+    output = torch.zeros(2**31 + 5, dtype=torch.float16, device=executor.device)
+    found_inf = executor.scalar(0.0)
+    grad[-1] = math.inf
+    executor.ops.unscale_([grad], found_inf, executor.scalar(0.5))
+    assert found_inf.item() == 1.0
+    assert grad[:-1].max().item() == grad[:-1].min().item() == 0.5
+    executor.ops.cast_([output], [grad])
+    assert output[-1].item() == math.inf
+    assert output[:-1].max().item() == output[:-1].min().item() == 0.5

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import reference
 from amp_ext import ops
-from cases import assert_same
+from cases import assert_all_same, assert_same, copies, tensors
 from executors import Executor, against_oracle, every_executor
 
 FLT_MIN = 2.0**-126
@@ -27,46 +25,28 @@ SCALES = (
 )
 
 
-@dataclass
-class State:
-    """Hold the tensors written by the op, on one executor."""
-
-    executor: Executor
-    scale: Tensor
-    tracker: Tensor
-    hysteresis_tracker: Tensor
-    skipped: Tensor
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def update(self, *found: float, growth=2.0, backoff=0.5, interval=2, ops=None) -> State:
-        """Run the op (or the one of `ops`) with one found_inf per value."""
-        (ops or self.executor.ops).update_scale_(
-            self.scale,
-            self.tracker,
-            [self.executor.scalar(value) for value in found],
-            growth,
-            backoff,
-            interval,
-            hysteresis_tracker=self.hysteresis_tracker,
-            skipped_steps=self.skipped,
-            **self.options,
-        )
-        return self
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        next_step = [self.options["next_step"]] if "next_step" in self.options else []
-        return self.scale, self.tracker, self.hysteresis_tracker, self.skipped, *next_step
+Values = dict[str, Any]
 
 
-def state(executor: Executor, scale: float, tracker: int = 0, **options: Any) -> State:
-    return State(
-        executor,
-        executor.scalar(scale),
-        executor.scalar(tracker, torch.int32),
-        executor.scalar(options.get("hysteresis", 1), torch.int32),
-        executor.scalar(0, torch.int64),
-        options,
-    )
+def state(executor: Executor, scale: float, tracker: int = 0, **options: Any) -> Values:
+    """Return the tensors written by the op, and its options."""
+    return {
+        "scale": executor.scalar(scale),
+        "growth_tracker": executor.scalar(tracker, torch.int32),
+        "hysteresis_tracker": executor.scalar(options.get("hysteresis", 1), torch.int32),
+        "skipped_steps": executor.scalar(0, torch.int64),
+        **options,
+    }
+
+
+def update(
+    by: Executor, values: Values, *found: float, growth=2.0, backoff=0.5, interval=2, ops=None
+) -> tuple[float, int, int]:
+    """Run the op with one found_inf per value; return scale, tracker and skipped steps."""
+    found_infs = [by.scalar(value) for value in found]
+    factors = {"growth_factor": growth, "backoff_factor": backoff, "growth_interval": interval}
+    (ops or by.ops).update_scale_(**values, found_infs=found_infs, **factors)
+    return tuple(values[n].item() for n in ("scale", "growth_tracker", "skipped_steps"))
 
 
 def is_deviation(scale: float, tracker: int, found: float, interval: int, theirs: float) -> bool:
@@ -99,63 +79,11 @@ def test_equals_torch(executor: Executor, scale: float) -> None:
         if is_deviation(scale, tracker, found, interval, theirs.item()):
             continue
         ours = state(executor, scale, tracker)
-        ours.update(found, growth=growth, backoff=backoff, interval=interval)
-        assert_same(ours.scale, theirs)
-        assert_same(ours.tracker, their_tracker)
+        update(executor, ours, found, growth=growth, backoff=backoff, interval=interval)
+        assert_same(ours["scale"], theirs)
+        assert_same(ours["growth_tracker"], their_tracker)
         compared += 1
     assert compared > 20
-
-
-@every_executor
-@pytest.mark.parametrize(
-    ("scale", "expected"),
-    [
-        (4 * FLT_MIN, 2 * FLT_MIN),
-        (2 * FLT_MIN, FLT_MIN),
-        (1.5 * FLT_MIN, FLT_MIN),
-        (FLT_MIN, FLT_MIN),
-        (FLT_MIN / 2, FLT_MIN / 2),  # below the floor already: left alone
-        (SUBNORMAL, SUBNORMAL),
-        (0.0, 0.0),
-    ],
-)
-def test_scale_never_decays_below_the_smallest_normal(
-    executor: Executor, scale: float, expected: float
-) -> None:
-    assert state(executor, scale).update(1.0).scale.item() == expected
-
-
-@every_executor
-def test_grows_when_the_interval_has_been_lowered(executor: Executor) -> None:
-    """The scale grows after the interval falls below the tracker, unlike torch's."""
-    ours = state(executor, 8.0, tracker=50).update(0.0, interval=10)
-    assert (ours.scale.item(), ours.tracker.item()) == (16.0, 0)
-
-
-@every_executor
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [
-        (2000, (16.0, 0)),
-        (2**31, (16.0, 0)),
-        (2**31 + 1, (8.0, -(2**31))),  # out of the tracker's reach: it wraps, as torch's does
-    ],
-)
-def test_tracker_at_its_limit(
-    executor: Executor, interval: int, expected: tuple[float, int]
-) -> None:
-    ours = state(executor, 8.0, tracker=2**31 - 1).update(0.0, interval=interval)
-    assert (ours.scale.item(), ours.tracker.item()) == expected
-
-
-@every_executor
-def test_growth_and_backoff(executor: Executor) -> None:
-    ours = state(executor, 4.0)
-    seen = []
-    for found in (0.0, 0.0, 0.0, 1.0, 0.0, 0.0):
-        ours.update(found)
-        seen.append((ours.scale.item(), ours.tracker.item(), ours.skipped.item()))
-    assert seen == [(4, 1, 0), (8, 0, 0), (8, 1, 0), (4, 0, 1), (4, 1, 1), (8, 0, 1)]
 
 
 @every_executor
@@ -176,9 +104,13 @@ def test_growth_and_backoff(executor: Executor) -> None:
 def test_any_found_inf_is_an_overflow(
     executor: Executor, found: tuple[float, ...], overflow: bool
 ) -> None:
-    ours = state(executor, 4.0).update(*found)
-    assert ours.scale.item() == (2.0 if overflow else 4.0)
-    assert ours.skipped.item() == int(overflow)
+    scale = torch.full((1,), 4.0, device=executor.device)
+    tracker = torch.zeros(1, dtype=torch.int32, device=executor.device)
+    found_infs = [executor.scalar(value) for value in found]
+    skipped, before = executor.scalar(0, torch.int64), copies(found_infs)
+    executor.ops.update_scale_(scale, tracker, found_infs, 2.0, 0.5, 2, skipped_steps=skipped)
+    assert_all_same(found_infs, before)
+    assert (scale.tolist(), skipped.item()) == ([2.0 if overflow else 4.0], int(overflow))
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(3), torch.zeros(()).half()], ids=["shape", "dtype"])
@@ -191,31 +123,17 @@ def test_each_of_many_found_infs_is_checked(bad: torch.Tensor) -> None:
 
 
 @every_executor
-def test_found_infs_are_only_read(executor: Executor) -> None:
-    found_infs = [executor.scalar(value) for value in (0.0, 1.0, 1.0)]
-    scale, tracker = executor.scalar(4.0), executor.scalar(0, torch.int32)
-    executor.ops.update_scale_(scale, tracker, found_infs, 2.0, 0.5, 1)
-    assert [found_inf.item() for found_inf in found_infs] == [0.0, 1.0, 1.0]
-    assert scale.item() == 2.0
-
-
-@every_executor
-@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
-def test_shapes_of_one_element(executor: Executor, shape: tuple[int, ...]) -> None:
-    scale = torch.full(shape, 4.0, device=executor.device)
-    tracker = torch.zeros(shape, dtype=torch.int32, device=executor.device)
-    found_infs = [torch.zeros(shape, device=executor.device)]
-    executor.ops.update_scale_(scale, tracker, found_infs, 2.0, 0.5, 1)
-    assert (scale.item(), tracker.item(), scale.shape) == (8.0, 0, torch.Size(shape))
-
-
-@every_executor
 @pytest.mark.parametrize(
     ("options", "scale", "found", "expected"),
     [
+        ({}, 4 * FLT_MIN, 1.0, 2 * FLT_MIN),
+        ({}, 1.5 * FLT_MIN, 1.0, FLT_MIN),
+        ({}, FLT_MIN, 1.0, FLT_MIN),
+        ({}, FLT_MIN / 2, 1.0, FLT_MIN / 2),  # below the floor already: neither lowered nor lifted
+        ({}, 0.0, 1.0, 0.0),
         ({"min_scale": 3.0}, 4.0, 1.0, 3.0),
         ({"min_scale": 3.0}, 8.0, 1.0, 4.0),
-        ({"min_scale": 3.0}, 2.0, 1.0, 2.0),  # below already: neither lowered nor lifted
+        ({"min_scale": 3.0}, 2.0, 1.0, 2.0),
         ({"min_scale": SUBNORMAL}, FLT_MIN, 1.0, FLT_MIN / 2),
         ({"max_scale": 6.0}, 4.0, 0.0, 6.0),
         ({"max_scale": 6.0}, 2.0, 0.0, 4.0),
@@ -229,18 +147,33 @@ def test_shapes_of_one_element(executor: Executor, shape: tuple[int, ...]) -> No
 def test_floor_and_ceiling(
     executor: Executor, options: dict[str, float], scale: float, found: float, expected: float
 ) -> None:
-    assert state(executor, scale, **options).update(found, interval=1).scale.item() == expected
+    """The scale stays within its limits; the smallest normal number is the floor by default."""
+    values = state(executor, scale, **options)
+    assert update(executor, values, found, interval=1)[0] == expected
+
+
+@every_executor
+@pytest.mark.parametrize(
+    ("tracker", "interval", "expected"),
+    [
+        (50, 10, (16.0, 0)),  # an interval that was lowered, unlike torch
+        (2**31 - 1, 2000, (16.0, 0)),
+        (2**31 - 1, 2**31, (16.0, 0)),
+        (2**31 - 1, 2**31 + 1, (8.0, -(2**31))),  # out of reach: the tracker wraps, as torch's
+    ],
+)
+def test_tracker_at_and_beyond_the_interval(
+    executor: Executor, tracker: int, interval: int, expected: tuple[float, int]
+) -> None:
+    assert update(executor, state(executor, 8.0, tracker), 0.0, interval=interval)[:2] == expected
 
 
 @every_executor
 def test_hysteresis(executor: Executor) -> None:
     """With hysteresis 3, the scale moves at the third overflow in a row and at later ones."""
     ours = state(executor, 64.0, hysteresis=3)
-    seen = []
-    for found in (1, 1, 0, 1, 1, 1, 1, 0, 1):
-        ours.update(float(found), interval=1000)
-        seen.append((ours.scale.item(), ours.tracker.item(), ours.skipped.item()))
-    assert seen == [
+    sequence = (1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0)
+    assert [update(executor, ours, found, interval=1000) for found in sequence] == [
         *((64, 0, 1), (64, 0, 2), (64, 1, 2)),
         *((64, 0, 3), (64, 0, 4), (32, 0, 5), (16, 0, 6)),
         *((16, 1, 6), (16, 0, 7)),
@@ -255,17 +188,16 @@ def test_the_next_step_is_made_ready(executor: Executor) -> None:
     no format: their bits show the rounding.
     """
     next_step = torch.tensor([7.0, 1.0, 5.0], device=executor.device)
-    ours = state(executor, 12.0, next_step=next_step)
+    values = state(executor, 12.0, next_step=next_step)
+    factors = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 9}
     found_infs = [next_step[1], executor.scalar(0.0)]
-    executor.ops.update_scale_(
-        ours.scale, ours.tracker, found_infs, 2.0, 0.5, 9, next_step=next_step
-    )
-    assert (ours.scale.item(), next_step.tolist()) == (6.0, [torch.tensor(6.0).reciprocal(), 0, 1])
-    ours.update(0.0, growth=0.5, interval=1)
+    executor.ops.update_scale_(**values, found_infs=found_infs, **factors)
+    assert next_step.tolist() == [torch.tensor(6.0).reciprocal(), 0, 1]
+    assert update(executor, values, 0.0, growth=0.5, interval=1)[0] == 3.0
     assert next_step.tolist() == [torch.tensor(3.0).reciprocal(), 0, 0]
     next_step[1] = 1.0  # it counts where it is among the found_infs, and only there
-    ours.update(0.0, interval=9)
-    assert (ours.scale.item(), ours.skipped.item(), next_step[2].item()) == (3.0, 0, 1.0)
+    assert update(executor, values, 0.0, interval=9) == (3.0, 1, 1)
+    assert next_step[2].item() == 1.0
 
 
 @against_oracle
@@ -299,17 +231,17 @@ def test_any_numbers(
 ) -> None:
     """Any numbers agree over three updates in a row, with growth and hysteresis trackers."""
 
-    def started() -> State:
-        tensors = {
+    def started() -> Values:
+        made = {
             name: torch.tensor(value, device=executor.device)
             for name, value in options.items()
             if isinstance(value, list)
         }
-        return state(executor, scale, tracker, **options | tensors)
+        return state(executor, scale, tracker, **options | made)
 
     ours, oracle = started(), started()
+    factors = {"growth": growth, "backoff": backoff, "interval": interval}
     for values in (found, found, [0.0]):
-        ours.update(*values, growth=growth, backoff=backoff, interval=interval)
-        oracle.update(*values, growth=growth, backoff=backoff, interval=interval, ops=reference)
-        for actual, expected in zip(ours.tensors(), oracle.tensors(), strict=True):
-            assert_same(actual, expected)
+        update(executor, ours, *values, **factors)
+        update(executor, oracle, *values, **factors, ops=reference)
+        assert_all_same(tensors(ours), tensors(oracle))

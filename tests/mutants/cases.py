@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_ext import _C, ops, reference
+import reference
+from amp_ext import _C, ops
 from cudasim.mutants import Case
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -356,7 +357,7 @@ def of_products(
             yield case(f"{name}, many with c to {out}", "gemm", *operands(F16, k), **more)
             text = f"{name}, many to {out}"
             yield case(text, "gemm", *operands(F16, k), out_dtype=out, prepare=forced())
-            for plan in ({"cluster": (2, 1)}, {"cluster": (1, 2)}, {"splits": 3}):
+            for plan in ({"splits": 2}, {"splits": 3}):
                 text = f"{name}, many with {plan} to {out}"
                 more = {"out_dtype": out, "prepare": forced(**plan)}
                 yield case(text, "gemm", *operands(F16, k), **more)
@@ -384,11 +385,7 @@ def of_products(
         aux = {"activation": activation, **loose}
         at = integers(m, n, dtype=out)
         yield case(f"{name} {activation}", "gemm_times_derivative", a, b, at, **aux)
-    plans = [{"splits": 2}, {"splits": 3}]
-    if sm90:
-        plans += [{"cluster": (2, 1)}, {"cluster": (1, 2)}]
-        plans += [{"cluster": (2, 1), "splits": 2}]
-    for plan in plans:
+    for plan in ({"splits": 2}, {"splits": 3}):
         into = integers(m, n, dtype=F32)
         text = f"{name} with {plan}"
         given = operands(BF16, 264, 0)
@@ -403,8 +400,8 @@ def cases(capability: int) -> list[Case]:
     """Return the cases for a device of a capability, 90 for 9.0."""
     torch.manual_seed(0)
     if capability >= 90:
-        small, wide = (72, 136), (136, 168)
-        products = [(True, 7, small, LAYOUTS), (True, 4, wide, LAYOUTS[:2])]
+        small, wide = (72, 136), (136, 200)
+        products = [(True, 5, small, LAYOUTS), (True, 2, wide, LAYOUTS[:2])]
         return list(itertools.chain(*(of_products(*p) for p in products)))
     products = [
         *((False, tile, (72, 72), LAYOUTS) for tile in (3, 4)),

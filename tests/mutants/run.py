@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # forks have no other threads
 os.environ["AMP_EXT_VERIFY"] = "0"
 os.environ["AMP_EXT_GEMM"] = "kernel"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
 
 import torch
 

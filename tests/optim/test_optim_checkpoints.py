@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch import Tensor
 
 from amp_ext import optim
 from executors import Executor, against_oracle
-from optimizer_cases import assert_close, assert_same_bits, bits, params_of, tolerance, train
+from optim_cases import assert_close, assert_same_bits, bits, params, params_of, tolerance, train
 
 LR = 0.01
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -31,10 +27,6 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 def make(module: Any, case: str, **more: Any) -> Any:
     name, options = OPTIONS[case]
     return getattr(module, name)(params_of(), lr=LR, **options, **more)
-
-
-def params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def through_a_file(value: Any) -> Any:
@@ -56,20 +48,6 @@ def continued(
     return target
 
 
-@pytest.mark.parametrize(
-    "option", [{}, {"autocast_copies": torch.float16}], ids=["plain", "copies"]
-)
-def test_states_begin_with_what_a_step_needs(option: dict[str, Any]) -> None:
-    """States begin with the tensors of a step, in its order."""
-    trained = make(optim, "adam", **option)
-    train(trained, range(3))
-    for optimizer in (trained, continued(trained, make(optim, "adam", **option))):
-        needed = optimizer._state_names(optimizer.param_groups[0])
-        assert len(needed) == 4 + len(option)
-        for state in optimizer.state.values():
-            assert [*state] == needed
-
-
 @pytest.mark.parametrize("case", OPTIONS)
 def test_across(case: str) -> None:
     ours, torchs = make(optim, case), make(torch.optim, case)
@@ -83,23 +61,6 @@ def test_across(case: str) -> None:
     assert_same_bits(bits(from_torch[1]), bits(torchs))
     for optimizer in (ours, from_ours[1], from_torch[0]):
         assert_close(params(optimizer), params(torchs), tolerance(6, LR))
-
-
-def test_keys_are_torchs() -> None:
-    ours, torchs = make(optim, "adam"), make(torch.optim, "adam")
-    for optimizer in (ours, torchs):
-        train(optimizer, range(1))
-    mine, other = ours.state_dict(), torchs.state_dict()
-    assert mine["param_groups"] == other["param_groups"]
-    for index, state in other["state"].items():
-        assert list(mine["state"][index]) == list(state)
-        for name, value in state.items():
-            saved = mine["state"][index][name]
-            assert (saved.shape, saved.dtype, saved.stride()) == (
-                value.shape,
-                value.dtype,
-                value.stride(),
-            )
 
 
 def halves(case: str = "adamw", **more: Any) -> Any:
@@ -203,19 +164,3 @@ def test_where_steps_are_saved(executor: Executor, fused: bool | None) -> None:
         train(each, range(2, 4))
     assert_close(params(optimizer), params(other), tolerance(4, LR))
     assert optimizer.state[params(optimizer)[0]]["step"] == 4
-
-
-def test_distributed_checkpoint_names() -> None:
-    """torch.distributed.checkpoint finds states by the names of their parameters."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(torch.bfloat16)
-    models = model, copy.deepcopy(model)
-    optimizers = [optim.AdamW(m.parameters(), lr=LR, master_weights=True) for m in models]
-    train(optimizers[0], range(2))
-    saved = through_a_file(get_optimizer_state_dict(models[0], optimizers[0]))
-    assert set(saved["state"]["0.weight"]) == {"step", "exp_avg", "exp_avg_sq", "master_param"}
-    models[1].load_state_dict(models[0].state_dict())
-    set_optimizer_state_dict(models[1], optimizers[1], saved)
-    for optimizer in optimizers:
-        train(optimizer, range(2, 4))
-    assert_same_bits(bits(optimizers[1]), bits(optimizers[0]))

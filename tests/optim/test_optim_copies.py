@@ -64,10 +64,6 @@ def test_no_casts(weight: Tensor, kind: type[torch.optim.Optimizer]) -> None:
     assert weight.grad.equal(torch.ones(4, 4))
 
 
-def test_other_dtypes_are_cast(weight: Tensor, optimizer: SGD) -> None:
-    assert casts(weight, torch.bfloat16) == 1
-
-
 def other_memory(weight: Tensor) -> None:
     weight.data = weight.data + 1
 
@@ -170,8 +166,3 @@ def test_step_before_backward(weight: Tensor, optimizer: SGD) -> None:
     step(optimizer)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_bad_dtype(weight: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"autocast_copies must be torch\.float16"):
-        SGD([weight], autocast_copies=torch.float32)

@@ -6,7 +6,6 @@ A step sends no message of its own.
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor, distributed, nn
 import amp_ext
 import ranks
 from amp_ext import optim
-from optimizer_cases import assert_close, assert_same_bits, params_of, tolerance
+from optim_cases import assert_close, assert_same_bits, params_of, tolerance
 
 CASES = ranks.Cases(lambda world, folder: (world, folder))
 LR = 0.01
@@ -32,12 +31,6 @@ if distributed.is_available():
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.debug import CommDebugMode
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -284,7 +277,7 @@ for module in (torch.amp, amp_ext):
     CASES.add(scaled, module)
 
 
-# ---- training, and other users of an optimizer ---------------------------------------------------
+# ---- checkpoints ---------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -297,83 +290,6 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.second(self.norm(self.first(x).relu())))
-
-
-def sharded(world: int, model: nn.Module, reshard: bool = True, parallel: int = 1) -> nn.Module:
-    """Shard a model by FSDP2 and, if `parallel` exceeds 1, by tensor parallelism."""
-    mesh = init_device_mesh("cpu", (world // parallel, parallel), mesh_dim_names=("data", "model"))
-    if parallel > 1:
-        plan = {
-            "first": ColwiseParallel(output_layouts=Shard(1), use_local_output=False),
-            "norm": SequenceParallel(),
-            "second": RowwiseParallel(input_layouts=Shard(1)),
-        }
-        parallelize_module(model, mesh["model"], plan)
-    fully_shard(model.first, mesh=mesh["data"], reshard_after_forward=reshard)
-    return fully_shard(model, mesh=mesh["data"], reshard_after_forward=reshard)
-
-
-def backward(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(10 * seed + distributed.get_rank())
-    model(torch.randn(2, 4, 6, generator=generator)).square().sum().backward()
-
-
-def training(world: int, folder: Path, reshard: bool, parallel: int) -> None:
-    """Train with groups, one of them added later, and with clips of the gradients.
-
-    torch's optimizers on the same gradients stay as close as on wholes.
-    """
-    if parallel == world:
-        return
-    model = sharded(world, Block(), reshard, parallel)
-    first, *rest = model.parameters()
-    wholes = [nn.Parameter(whole(param.detach()).clone()) for param in (first, *rest)]
-    twins = [nn.Parameter(param.detach().clone()) for param in (first, *rest)]
-    all_params = [first, *rest], wholes, twins
-    kinds = optim.AdamW, optim.AdamW, torch.optim.AdamW
-    ours, same, torchs = (
-        kind(params[1:], lr=LR) for kind, params in zip(kinds, all_params, strict=True)
-    )
-    for step in range(4):
-        if step == 2:
-            for optimizer, params in zip((ours, same, torchs), all_params, strict=True):
-                optimizer.add_param_group({"params": params[:1], "lr": 2 * LR})
-        backward(model, step)
-        for layer in model.children():  # the parameters of a layer share a mesh
-            nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
-        for param, of_whole, twin in zip(*all_params, strict=True):
-            twin.grad, of_whole.grad = param.grad.clone(), whole(param.grad)
-        for optimizer in (ours, same, torchs):
-            optimizer.step()
-            optimizer.zero_grad()
-    assert ours.state.keys() == {first, *rest}
-    assert_same_wholes(ours, same)
-    mine, other = ([local(p.detach()) for p in params] for params in all_params[::2])
-    assert_close(mine, other, tolerance(4, 2 * LR))
-
-
-for reshard, parallel in ((True, 1), (False, 1), (True, 2)):
-    CASES.add(training, reshard, parallel)
-
-
-def copies(world: int, folder: Path, copied: Callable[[Any], Any]) -> None:
-    ours, same = pair(world, dtype=BF16, **MASTERS)
-    train_both(ours, same, range(2))
-    other = copied(ours)
-    for optimizer in (ours, other):
-        train_both(optimizer, copy.deepcopy(same), range(2, 4))
-    assert_same_bits(everything(other, local), everything(ours, local))
-
-
-def pickled(optimizer: Any) -> Any:
-    return pickle.loads(pickle.dumps(optimizer))
-
-
-for copied in (copy.deepcopy, pickled):
-    CASES.add(copies, copied)
-
-
-# ---- checkpoints ---------------------------------------------------------------------------------
 
 
 def block(dtype: torch.dtype) -> nn.Module:
@@ -432,20 +348,10 @@ def saved(world: int, folder: Path, dtype: torch.dtype, options: Any, by_two: bo
     assert_same_wholes(after, expected(dtype, options))
 
 
-def saved_by_four(world: int, folder: Path, dtype: torch.dtype, options: Any) -> None:
-    if world == 2:
-        model = in_parts(world, dtype, 2)
-        optimizer = adam(model, **options)
-        load(model, optimizer, folder / f"4.{dtype}")
-        train(optimizer, range(2, 5))
-        assert_same_wholes(optimizer, expected(dtype, options))
-
-
 SAVED = ((F32, {"amsgrad": True}), (BF16, MASTERS))
 for dtype, options in SAVED:
     CASES.add(saved, dtype, options, True)
     CASES.add(saved, dtype, options, False)
-    CASES.add(saved_by_four, dtype, options)
 
 
 def across(world: int, folder: Path, how: str) -> None:
@@ -459,10 +365,6 @@ def across(world: int, folder: Path, how: str) -> None:
     for source, target in ((0, 1), (1, 2)):
         optimizers = torchs, ours, again
         models[target].load_state_dict(models[source].state_dict())
-        if how == "plain":
-            state = copy.deepcopy(optimizers[source].state_dict())
-            optimizers[target].load_state_dict(state)
-            continue
         given = names.StateDictOptions(full_state_dict=how == "whole", broadcast_from_rank0=False)
         state = names.get_optimizer_state_dict(models[source], optimizers[source], options=given)
         state = copy.deepcopy(state)
@@ -477,7 +379,7 @@ def across(world: int, folder: Path, how: str) -> None:
         assert_close(mine, other, tolerance(4, LR))
 
 
-for how in ("fused", "plain", "whole"):
+for how in ("fused", "whole"):
     CASES.add(across, how)
 
 

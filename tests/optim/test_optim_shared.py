@@ -21,12 +21,6 @@ def tied() -> list[Tensor]:
     return [embedding, between, head]
 
 
-def transposed() -> list[Tensor]:
-    params = tied()
-    params[2] = nn.Parameter(params[0].data.t())
-    return params
-
-
 def parts() -> list[Tensor]:
     """Return two parameters that share one row of a buffer."""
     buffer = torch.randn(6, 3)
@@ -38,7 +32,7 @@ def repeated() -> list[Tensor]:
     return [*params, params[0]]
 
 
-SHARED: list[Callable[[], list[Tensor]]] = [tied, transposed, parts, repeated]
+SHARED: list[Callable[[], list[Tensor]]] = [tied, parts, repeated]
 NAMES = ("Adam", "AdamW", "SGD")
 OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5, "dampening": 0.25}}
 

@@ -19,7 +19,7 @@ import amp_ext
 from amp_ext import optim
 from amp_ext.optim._step import StepScalars
 from executors import Executor, against_oracle
-from optimizer_cases import (
+from optim_cases import (
     assert_close,
     assert_same_bits,
     bits,
@@ -70,18 +70,6 @@ def forget_a_state(optimizer: Any) -> None:
     del optimizer.state[optimizer.param_groups[0]["params"][1]]
 
 
-def reorder_states(optimizer: Any) -> None:
-    items = list(optimizer.state.items())[::-1]
-    optimizer.state.clear()
-    optimizer.state.update(items)
-
-
-def replace_keys(optimizer: Any) -> None:
-    """Replace the keys of the state by equal ones, as a checkpoint does."""
-    for param, state in optimizer.state.items():
-        optimizer.state[param] = {"".join([*name]): value for name, value in state.items()}
-
-
 def replace_data(optimizer: Any) -> None:
     for param in optimizer.param_groups[0]["params"]:
         param.data = param.data.clone() * 2
@@ -115,8 +103,6 @@ CHANGES: list[Callable[[Any], None]] = [
     replace_state,
     clear_state,
     forget_a_state,
-    reorder_states,
-    replace_keys,
     replace_data,
     replace_a_param,
     add_a_group,
@@ -161,12 +147,6 @@ def test_each_parameter_is_updated_as_if_alone() -> None:
         assert_same_bits(together.state[param], optimizer.state[same])
 
 
-def test_no_gradients_at_all() -> None:
-    optimizer = optim.AdamW(params_of())
-    optimizer.step()
-    assert not optimizer.state
-
-
 # ---- torch's own way ---------------------------------------------------------------------------
 
 
@@ -193,11 +173,6 @@ def with_grad(param: Tensor) -> Tensor:
 
 REFUSED: dict[str, tuple[Callable[[], Tensor], dict[str, Any], str]] = {
     "sparse": (sparse, {}, r"the gradient of param_groups\[0\]\['params'\]\[0\] is not strided"),
-    "fp64": (
-        lambda: with_grad(nn.Parameter(torch.ones(3, dtype=torch.float64))),
-        {},
-        "is not float32, float16 or bfloat16",
-    ),
     "complex": (
         lambda: with_grad(nn.Parameter(torch.ones(3, dtype=torch.complex64))),
         {},
@@ -366,7 +341,6 @@ BAD_MOMENTS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
         lambda m: m.reshape(2, 3),
         r"must have the shape of params\[3\], \[3, 2\], got \[2, 3",
     ),
-    "dims": (lambda m: m.flatten(), r"the shape of params\[3\], \[3, 2\], got \[6"),
     "dtype": (lambda m: m.double(), "is Double"),
     "freed": (freed, "needs a storage of 24 bytes, but its storage has 0"),
     "device": (lambda m: m.to("meta"), "exp_avgs.3. is on meta and others are on cpu"),
@@ -434,21 +408,3 @@ def test_keeps_nothing_alive() -> None:
     optimizer.state.clear()
     params.clear()
     assert [each() for each in gone] == [None, None, None]
-
-
-# ---- under torch's scaler ----------------------------------------------------------------------
-
-
-def test_under_torchs_scaler() -> None:
-    """torch's scaler unscales, and does not call step() after an overflow."""
-    optimizers = optim.AdamW(params_of(), lr=LR), torch.optim.AdamW(params_of(), lr=LR)
-    for optimizer in optimizers:
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        scaler.scale(torch.ones(()))
-        for i in range(4):
-            set_grads(optimizer.param_groups[0]["params"], i, scale=1024.0 if i != 1 else torch.inf)
-            scaler.step(optimizer)
-            scaler.update(1024.0)
-    ours, torchs = (optimizer.param_groups[0]["params"] for optimizer in optimizers)
-    assert_close(ours, torchs, tolerance(3, LR))
-    assert optimizers[0].state[ours[0]]["step"] == 3

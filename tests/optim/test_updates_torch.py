@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from executors import Executor, every_executor
-from optim_cases import ADAM, SGD
+from optim_cases import OPTIONS, Values
 
 STEPS = 6
 UNIT = 2.0**-24
@@ -39,76 +37,61 @@ def assert_near(actual: list[Tensor], expected: list[Tensor], lr: float, ratio: 
         assert (off <= STEPS * UNIT * units).all(), (off / units / UNIT).max()
 
 
+ADAMS: list[Values] = [
+    {"decoupled": False, "weight_decay": 0.0},
+    {"decoupled": False},
+    {"decoupled": True},
+    {"decoupled": True, "maximize": True},
+    {"decoupled": False, "amsgrad": True},
+    {"decoupled": True, "beta1": 0.0, "eps": 1e-3},
+]
+SGDS: list[Values] = [
+    {"momentum": 0.0},
+    {},
+    {"dampening": 0.4},
+    {"nesterov": True, "maximize": True},
+    {"weight_decay": 0.0, "dampening": 0.4},
+]
+
+
+def adam_of_torch(params: list[Tensor], options: Values) -> torch.optim.Optimizer:
+    """Return torch's optimizer for the options of adam_."""
+    given = {name: value for name, value in options.items() if name[:4] not in ("beta", "deco")}
+    kind = torch.optim.AdamW if options["decoupled"] else torch.optim.Adam
+    return kind(params, betas=(options["beta1"], options["beta2"]), foreach=False, **given)
+
+
 @every_executor
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"decoupled": False, "weight_decay": 0.0},
-        {"decoupled": False},
-        {"decoupled": True},
-        {"decoupled": True, "maximize": True},
-        {"decoupled": False, "amsgrad": True},
-        {"decoupled": True, "beta1": 0.0, "eps": 1e-3},
-    ],
+    ("op", "options"),
+    [*(("adam_", options) for options in ADAMS), *(("sgd_", options) for options in SGDS)],
     ids=str,
 )
-def test_adam(executor: Executor, options: dict[str, Any]) -> None:
-    """Several steps from the start equal torch's Adam in float64."""
+def test_equals_torch(executor: Executor, op: str, options: Values) -> None:
+    """Several steps from the start equal torch's in float64.
+
+    SGD's first buffer is the gradient, also with a dampening.
+    """
     params = [torch.randn(shape).to(executor.device) for shape in ((300,), (5, 3), ())]
     theirs = [p.double().requires_grad_() for p in params]
-    settings = {**ADAM, **options}
-    amsgrad = settings.pop("amsgrad", False)
-    optimizer = (torch.optim.AdamW if settings["decoupled"] else torch.optim.Adam)(
-        theirs,
-        lr=settings["lr"],
-        betas=(settings["beta1"], settings["beta2"]),
-        **{name: settings[name] for name in ("eps", "weight_decay")},
-        maximize=settings.get("maximize", False),
-        amsgrad=amsgrad,
-        foreach=False,
-    )
-    state = {
-        name: [torch.zeros_like(p) for p in params]
-        for name in ("exp_avgs", "exp_avg_sqs", *(["max_exp_avg_sqs"] if amsgrad else []))
-    }
-    steps = [executor.scalar(0.0) for _ in params]
+    options = {**OPTIONS[op], **options}
+    state: Values = {"steps": [executor.scalar(0.0) for _ in params]}
+    if op == "adam_":
+        optimizer, ratio = adam_of_torch(theirs, options), 2.0
+        names = ["exp_avgs", "exp_avg_sqs"] + ["max_exp_avg_sqs"] * options.pop("amsgrad", False)
+        state |= {name: [torch.zeros_like(p) for p in params] for name in names}
+    else:
+        options["lr"], ratio = 2.0**-10, 2 * 2.0**11 * STEPS  # the largest buffer, twice
+        optimizer = torch.optim.SGD(theirs, **options, foreach=False)
+        unset = torch.nan if options["dampening"] else 0.0
+        buffers = [torch.full_like(p, unset) for p in params]
+        state["momentum_buffers"] = buffers if options["momentum"] else None
+        state["steps"] = state["steps"] if options["dampening"] else None
     for _ in range(STEPS):
         grads = gradients(params)
         for p, g in zip(theirs, grads, strict=True):
             p.grad = g.double()
         optimizer.step()
-        executor.ops.adam_(params, grads, steps=steps, **state, **settings)
-    assert [step.item() for step in steps] == [STEPS] * 3
-    assert_near(params, theirs, settings["lr"], ratio=2.0)
-
-
-@every_executor
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"momentum": 0.0},
-        {},
-        {"dampening": 0.4},
-        {"nesterov": True, "maximize": True},
-        {"weight_decay": 0.0, "dampening": 0.4},
-    ],
-    ids=str,
-)
-def test_sgd(executor: Executor, options: dict[str, Any]) -> None:
-    """Several steps equal torch's SGD; the first buffer is the gradient, also with a dampening."""
-    params = [torch.randn(shape).to(executor.device) for shape in ((300,), (5, 3), ())]
-    theirs = [p.double().requires_grad_() for p in params]
-    settings = {**SGD, **options, "lr": 2.0**-10}
-    optimizer = torch.optim.SGD(theirs, **settings, foreach=False)
-    momentum, dampening = settings["momentum"], settings["dampening"]
-    unset = torch.nan if dampening else 0.0
-    buffers = [torch.full_like(p, unset) for p in params] if momentum else None
-    steps = [executor.scalar(0.0) for _ in params] if dampening else None
-    for _ in range(STEPS):
-        grads = gradients(params)
-        for p, g in zip(theirs, grads, strict=True):
-            p.grad = g.double()
-        optimizer.step()
-        executor.ops.sgd_(params, grads, buffers, steps, **settings)
-    largest = 2.0**11 * STEPS  # of a buffer
-    assert_near(params, theirs, settings["lr"], ratio=2 * largest)
+        getattr(executor.ops, op)(params, grads, **state, **options)
+    assert state["steps"] is None or [step.item() for step in state["steps"]] == [STEPS] * 3
+    assert_near(params, theirs, options["lr"], ratio)

@@ -1,4 +1,4 @@
-// Assumptions of the executor about warps, blocks, clusters and mbarriers, each in a kernel of its
+// Assumptions of the executor about warps, blocks and mbarriers, each in a kernel of its
 // own. blocks.py has the expected results of the functions at the end.
 //
 // These kernels are built for sm_90a alone, and so are not guarded against other architectures.
@@ -129,38 +129,6 @@ __global__ void rotate(const uint32_t* from, uint32_t* to, int rounds) {
   to[threadIdx.x] = value;
 }
 
-// ---- clusters ----------------------------------------------------------------------------------
-
-__global__ void name_blocks(uint32_t* to) { to[blockIdx.x] = ptx::cluster_rank(); }
-
-// How far shared memory is from 1024-byte alignment, and from its address in block 0 of the cluster
-// but for the bits of the rank, from 24 on.
-__global__ void compare_addresses(uint32_t* to) {
-  const uint32_t address = ptx::shared_address(&ptx::shared<uint4>());
-  to[2 * blockIdx.x] = address;
-  ptx::cluster_sync();
-  to[2 * blockIdx.x + 1] = (address - to[2 * (blockIdx.x - ptx::cluster_rank())]) % (1u << 24);
-  ptx::cluster_sync();
-  to[2 * blockIdx.x] = address % 1024;
-}
-
-// Each block waits for the threads of the block before it in its cluster, and adds one if the next
-// phase has not completed too.
-__global__ void arrive_next_door(const uint32_t* from, uint32_t* to, int size) {
-  auto& barrier = ptx::shared<ptx::Mbarrier>();
-  if (threadIdx.x == 0) {
-    ptx::mbarrier_init(barrier, static_cast<int>(blockDim.x));
-    ptx::fence_mbarrier_init();
-  }
-  ptx::cluster_sync();
-  const int rank = ptx::cluster_rank();
-  const int thread = thread_of_grid();
-  ptx::mbarrier_arrive_cluster(barrier, (rank + 1) % size);
-  ptx::mbarrier_wait(barrier, 0);
-  to[thread] = from[thread] + !ptx::mbarrier_try_wait(barrier, 1);
-  ptx::cluster_sync();
-}
-
 // ---- registers ---------------------------------------------------------------------------------
 
 constexpr int kWarpgroup = 128;
@@ -243,25 +211,11 @@ int probe_mbarrier_order(const uint32_t* from, uint32_t* to, int rounds) {
   return launch({1, kRingThreads, sizeof(Ring)}, rotate, from, to, rounds);
 }
 
-int probe_mbarrier_remote(const uint32_t* from, uint32_t* to, int blocks, int cluster) {
-  constexpr int kThreads = 64;
-  return launch({blocks, kThreads, sizeof(ptx::Mbarrier), cluster}, arrive_next_door, from, to,
-                cluster);
-}
-
 int probe_grids(const uint32_t* from, uint32_t* to, int blocks, int grids, int rounds) {
   int error = 0;
   for (int grid = 0; grid < grids && error == 0; ++grid)
-    error = launch({blocks, kGridThreads, 0, 1, grid > 0}, step_on, from, to, grid, rounds);
+    error = launch({blocks, kGridThreads, 0, grid > 0}, step_on, from, to, grid, rounds);
   return error;
-}
-
-int probe_cluster(const void*, uint32_t* to, int blocks, int cluster) {
-  return launch({blocks, 1, 0, cluster}, name_blocks, to);
-}
-
-int probe_shared_address(const void*, uint32_t* to, int blocks, int cluster) {
-  return launch({blocks, 1, sizeof(uint4), cluster}, compare_addresses, to);
 }
 
 int probe_setmaxnreg(const uint4* from, uint32_t* to, int blocks) {

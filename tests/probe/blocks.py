@@ -87,13 +87,6 @@ def mbarrier_order() -> Iterator[Case]:
     yield Case((7,), data, data.roll(-33 * 7))
 
 
-def mbarrier_remote() -> Iterator[Case]:
-    """arrivals from another block complete a phase, and one alone"""
-    for blocks, cluster in ((2, 2), (8, 4)):
-        data = integers(blocks // cluster, cluster, 64)
-        yield Case((blocks, cluster), data, data + 1)
-
-
 def grids() -> Iterator[Case]:
     """a grid that begins early waits for all grids before it"""
     for blocks, rounds in ((2, 1), (8, 20), (300, 400)):
@@ -104,20 +97,7 @@ def grids() -> Iterator[Case]:
         yield Case((blocks, number, rounds), data, words(x))
 
 
-# ---- clusters, registers -----------------------------------------------------------------------
-
-
-def cluster() -> Iterator[Case]:
-    """a block's rank is blockIdx.x % cluster size"""
-    for size in (1, 2, 4, 8):
-        rank = torch.arange(8, dtype=torch.int32) % size
-        yield Case((8, size), NOTHING, rank)
-
-
-def shared_address() -> Iterator[Case]:
-    """shared memory has one address in a cluster, but for the rank"""
-    for size in (1, 2, 4):
-        yield Case((8, size), NOTHING, torch.zeros(8, 2, dtype=torch.int32))
+# ---- registers ---------------------------------------------------------------------------------
 
 
 def setmaxnreg() -> Iterator[Case]:
@@ -141,9 +121,6 @@ PROBES = (
     named_barriers,
     mbarrier_phases,
     mbarrier_order,
-    mbarrier_remote,
     grids,
-    cluster,
-    shared_address,
     setmaxnreg,
 )

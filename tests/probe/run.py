@@ -24,11 +24,9 @@ import torch
 from torch import Tensor
 
 if __name__ == "__main__":
-    TESTS = Path(__file__).resolve().parents[1]
-    sys.path[:0] = [str(TESTS), str(TESTS / "support")]
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import nvcc
-from probe import blocks, tiles
+from probe import blocks, nvcc, tiles
 from probe.blocks import Case
 from ptx_backend import build
 from ptx_backend.build import BUILD, CSRC, Unit
@@ -36,12 +34,11 @@ from ptx_backend.build import BUILD, CSRC, Unit
 PROBES: dict[str, Callable[[], Iterator[Case]]] = {
     probe.__name__: probe for probe in (*blocks.PROBES, *tiles.PROBES)
 }
-GPU_ALONE = ("mbarrier_bytes", "mbarrier_phases", "mbarrier_remote")
+GPU_ALONE = ("mbarrier_bytes", "mbarrier_phases")
 """Probes that the executor cannot answer.
 
 It sleeps in try_wait until a phase ends, which a probe of an open phase asks for in vain.
 """
-SOURCES = sorted(Path(__file__).parent.glob("*.cu"))
 ROW = "{:<19}{:<63}{:<10}{}"
 
 LIMIT = 20  # seconds for a process that uses the GPU, including torch's import
@@ -58,7 +55,7 @@ class Ptx:
     def library() -> ctypes.CDLL:
         folder = BUILD / "probe"
         flags = ["-std=c++20", "-Xcompiler=-fPIC", f"-I{CSRC}/include", f"-I{CSRC}/kernels"]
-        objects = build.compile_all([Unit(path, flags) for path in SOURCES], "90a", folder)
+        objects = build.compile_all([Unit(path, flags) for path in nvcc.SOURCES], "90a", folder)
         library = ctypes.CDLL(str(build.link("probe", objects, "90a", folder)))
         library.ptx_report.restype = ctypes.c_char_p
         return library
@@ -81,7 +78,7 @@ class Cuda:
     @staticmethod
     @cache
     def library() -> ctypes.CDLL:
-        return ctypes.CDLL(str(nvcc.build("probe", SOURCES, "90a")))
+        return ctypes.CDLL(str(nvcc.compile()[0]))
 
     def call(self, name: str, seed: int, tensors: Sequence[Tensor], *arguments: int) -> str:
         """Run a probe; return its error."""
@@ -192,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(fault or f"{options.probe}: ok")
         return int(bool(fault))
 
-    missing = {"ptx": build.missing(), "cuda": nvcc.missing("90a")}
+    missing = {"ptx": build.missing(), "cuda": nvcc.missing()}
     if options.device:
         missing |= {name: "not asked for" for name in DEVICES if name != options.device}
     faults = list(build_failures(missing))

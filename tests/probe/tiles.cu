@@ -121,35 +121,6 @@ __global__ void store_boxes(const CUtensorMap __grid_constant__ map, const uint4
   }
 }
 
-struct TwoBoxes {
-  alignas(1024) uint4 packs[2][kBoxThreads];
-  ptx::Mbarrier full;
-};
-
-// Block r of two loads rows 8 r to 8 r + 7 into box r of the blocks in byte r of `targets`. It then
-// waits until `bytes` have come to itself.
-__global__ void load_for_cluster(const CUtensorMap __grid_constant__ map, uint4* to, int targets,
-                                 int bytes) {
-  auto& boxes = ptx::shared<TwoBoxes>();
-  const int rank = ptx::cluster_rank();
-  for (auto& packs : boxes.packs) ptx::store_shared(&packs[threadIdx.x], make_uint4(1, 1, 1, 1));
-  ptx::fence_proxy_async();
-  if (threadIdx.x == 0) {
-    ptx::mbarrier_init(boxes.full, 1);
-    ptx::fence_mbarrier_init();
-  }
-  ptx::cluster_sync();
-  if (threadIdx.x == 0) {
-    ptx::mbarrier_arrive_expect_tx(boxes.full, bytes);
-    const auto blocks = static_cast<uint16_t>(targets >> (8 * rank) & 0xff);
-    ptx::tma_load_multicast(boxes.packs[rank], map, boxes.full, 0, 8 * rank, 0, blocks);
-  }
-  ptx::mbarrier_wait(boxes.full, 0);
-  to += 2 * kBoxThreads * blockIdx.x + threadIdx.x;
-  for (int box = 0; box < 2; ++box) to[kBoxThreads * box] = boxes.packs[box][threadIdx.x];
-  ptx::cluster_sync();
-}
-
 // ---- wgmma -------------------------------------------------------------------------------------
 
 constexpr int kWarpgroup = 128;
@@ -184,13 +155,13 @@ __device__ void dump(const float (&registers)[kCount], float* to) {
 }
 
 // Dumps the sums of 64 products each and the thread's number, or NaN that must be ignored.
-template <class T, int kN, Major kA, Major kB, int kRowBytesOfB>
+template <class T, int kN, Major kA, Major kB>
 __global__ void __launch_bounds__(kWarpgroup, 1)
     multiply(const uint4* from, float* to, Walk walk_a, Walk walk_b, bool accumulate) {
   auto& operands = ptx::shared<Operands>();
   copy_to_shared(operands, from);
   uint64_t a = ptx::wgmma_descriptor(operands.a, walk_a.leading, walk_a.stride);
-  uint64_t b = ptx::wgmma_descriptor<kRowBytesOfB>(operands.b, walk_b.leading, walk_b.stride);
+  uint64_t b = ptx::wgmma_descriptor(operands.b, walk_b.leading, walk_b.stride);
   float d[kN / 2];
   for (float& value : d) value = accumulate ? threadIdx.x : NAN;
   ptx::wgmma_fence(d);
@@ -283,10 +254,10 @@ int store(const uint4* from, void* to, int x, int y, int blocks) {
   return launch({blocks, kBoxThreads, sizeof(StoredBox)}, store_boxes<kAdd>, map, from, x, y);
 }
 
-template <class T, int kN, Major kA = Major::k, Major kB = Major::k, int kRowBytesOfB = 128>
+template <class T, int kN, Major kA = Major::k, Major kB = Major::k>
 int run(const uint4* from, float* to, Walk a, Walk b, bool accumulate) {
-  return launch({1, kWarpgroup, sizeof(Operands)}, multiply<T, kN, kA, kB, kRowBytesOfB>, from, to,
-                a, b, accumulate);
+  return launch({1, kWarpgroup, sizeof(Operands)}, multiply<T, kN, kA, kB>, from, to, a, b,
+                accumulate);
 }
 
 constexpr Walk kContiguous = {16, 1024, kStepBytes};
@@ -341,13 +312,6 @@ int probe_tma_reduce(const uint4* from, void* to, int x, int y, int blocks) {
   return store<true>(from, to, x, y, blocks);
 }
 
-int probe_tma_multicast(const void* from, uint4* to, int targets, int bytes) {
-  CUtensorMap map;
-  const int error = map_loads(&map, from, 64, 8, 1, CU_TENSOR_MAP_SWIZZLE_128B);
-  if (error != cudaSuccess) return error;
-  return launch({2, kBoxThreads, sizeof(TwoBoxes), 2}, load_for_cluster, map, to, targets, bytes);
-}
-
 int probe_wgmma_k_major(const uint4* from, float* to, int leading, int stride) {
   const Walk walk = {leading, stride, kStepBytes};
   return run<__half, 128>(from, to, walk, walk, true);
@@ -362,16 +326,9 @@ int probe_wgmma_mn_major(const uint4* from, float* to, int a_mn, int b_mn, int l
   return run<__half, 128, mn, mn>(from, to, walk, walk, true);
 }
 
-int probe_wgmma_narrow_rows(const uint4* from, float* to, int n, int leading, int stride) {
-  const Walk walk = {leading, stride, 2 * stride};
-  constexpr auto k = Major::k, mn = Major::mn;
-  if (n == 160) return run<__half, 160, k, mn, 64>(from, to, kContiguous, walk, true);
-  return run<__half, 224, k, mn, 64>(from, to, kContiguous, walk, true);
-}
-
 int probe_wgmma_sizes(const uint4* from, float* to, int n, int bf16) {
-  if (bf16) return run_size<__nv_bfloat16, 128, 160, 192, 224, 256>(from, to, n);
-  return run_size<__half, 128, 160, 192, 224, 256>(from, to, n);
+  if (bf16) return run_size<__nv_bfloat16, 128, 192, 256>(from, to, n);
+  return run_size<__half, 128, 192, 256>(from, to, n);
 }
 
 int probe_wgmma_accumulate(const uint4* from, float* to, int accumulate) {

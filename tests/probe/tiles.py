@@ -156,37 +156,18 @@ def tma_reduce() -> Iterator[Case]:
         yield Case((x, y, 8), images, with_boxes(before, boxes, x, y, 8), before)
 
 
-def tma_multicast() -> Iterator[Case]:
-    """the same offset and barrier in each block of the mask"""
-    source = tma_source()
-    boxes = [swizzled(box_of(source, 64, (0, 8 * r, 0), 8, 1), 3) for r in range(2)]
-    untouched = torch.tensor([1, 0], dtype=torch.int16).repeat(256)
-    for masks in ((3, 3), (2, 1), (1, 2)):
-        blocks = [
-            boxes[r] if masks[r] >> block & 1 else untouched for block in range(2) for r in range(2)
-        ]
-        bytes_ = 2048 if masks == (3, 3) else 1024
-        yield Case((masks[0] | masks[1] << 8, bytes_), source, torch.cat(blocks))
-
-
 # ---- wgmma -------------------------------------------------------------------------------------
 
 A_BYTES, B_BYTES = 1024 * 16, 2048 * 16  # as in tiles.cu
 K = 64
 
 
-def image(
-    x: Tensor, size: int, mn_major: bool, leading: int, stride: int, row: int = 128
-) -> Tensor:
-    """Return an operand of (m or n) x k in shared memory, with NaN around it.
-
-    Rows of 64 bytes lie two by two in rows of 128, and each pair has the next order of chunks.
-    """
+def image(x: Tensor, size: int, mn_major: bool, leading: int, stride: int) -> Tensor:
+    """Return an operand of (m or n) x k in shared memory, with NaN around it."""
     mn, k = torch.arange(len(x))[:, None], torch.arange(K)
     if mn_major:
-        elements, order = row // 2, k % 8 // (128 // row)
-        place = mn // elements * leading + k // 8 * stride + k % 8 * row
-        place = place + (mn % elements // 8 ^ order) * 16 + mn % 8 * 2
+        place = mn // 64 * leading + k // 8 * stride + k % 8 * 128
+        place = place + (mn % 64 // 8 ^ k % 8) * 16 + mn % 8 * 2
     else:
         place = mn // 8 * stride + mn % 8 * 128 + (k // 8 ^ mn % 8) * 16 + k % 8 * 2
     result = torch.full((size // 2,), torch.nan, dtype=x.dtype)
@@ -206,7 +187,7 @@ def wgmma(
     n: int,
     arguments: tuple[int, ...],
     a_layout: tuple[bool, int, int] = (False, 16, 1024),
-    b_layout: tuple[bool, int, int] | tuple[bool, int, int, int] = (False, 16, 1024),
+    b_layout: tuple[bool, int, int] = (False, 16, 1024),
     dtype: torch.dtype = torch.float16,
     accumulate: bool = True,
 ) -> Case:
@@ -231,17 +212,9 @@ def wgmma_mn_major() -> Iterator[Case]:
             yield wgmma(128, (a, b, leading, stride), *layouts)
 
 
-def wgmma_narrow_rows() -> Iterator[Case]:
-    """b in rows of 64 bytes: LBO between 32s, SBO from 8 k to 8"""
-    for n in (160, 224):
-        for leading, stride in ((4096, 512), (512, 4096)):
-            layout = (True, leading, stride, 64)
-            yield wgmma(n, (n, leading, stride), b_layout=layout)
-
-
 def wgmma_sizes() -> Iterator[Case]:
     """the accumulators of each n, FP16 and BF16"""
-    for n in (128, 160, 192, 224, 256):
+    for n in (128, 192, 256):
         for dtype in (torch.float16, torch.bfloat16):
             yield wgmma(n, (n, int(dtype == torch.bfloat16)), dtype=dtype)
 
@@ -269,11 +242,9 @@ PROBES = (
     tma_outside,
     tma_store,
     tma_reduce,
-    tma_multicast,
     mbarrier_bytes,
     wgmma_k_major,
     wgmma_mn_major,
-    wgmma_narrow_rows,
     wgmma_sizes,
     wgmma_accumulate,
     wgmma_groups,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "../support/plan_text.h"
 #include "amp_ext/library.h"
 #include "gemm/plan/choose.h"
 #include "operands.h"
@@ -21,7 +22,7 @@ int multiprocessors = 1;
 bool sm90 = false;
 int capability = 0;
 std::map<std::string, int64_t> calls;  // of each op
-std::optional<ForcedTile> forced;
+std::optional<GemmTileChoice> forced;
 GemmPlan last_plan;
 
 class PtxServices final : public Services {
@@ -50,13 +51,10 @@ class PtxServices final : public Services {
 };
 
 // One of the tiles for sm_90a.
-ForcedTile some_tile() {
-  constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
+GemmTileChoice some_tile() {
   const int tile = static_cast<int>(seed % kSm90TileCount);
-  const auto [m, n] = kClusters[multiprocessors > 1 ? seed / kSm90TileCount % 3 : 0];
-  const uint64_t cut = seed / (3 * kSm90TileCount);
-  const auto splits = static_cast<int64_t>(1 + cut % 4);
-  return {{true, tile, m, n, splits}, /*whole=*/0};
+  const auto splits = static_cast<int64_t>(1 + seed / kSm90TileCount % 4);
+  return {true, tile, splits};
 }
 
 class PtxBackend final : public cuda::CudaBackend {
@@ -91,10 +89,10 @@ class PtxBackend final : public cuda::CudaBackend {
 
  protected:
   GemmPlan plan(const GemmArgs& g, const GemmDevice& device) const override {
-    std::optional<ForcedTile> tile = forced;
+    std::optional<GemmTileChoice> tile = forced;
     if (!tile && may_run_sm90(g, device)) tile = some_tile();
-    const auto candidate = tile ? forced_candidate(g, device, *tile) : std::nullopt;
-    return last_plan = candidate ? make_plan(g, *candidate, device) : CudaBackend::plan(g, device);
+    const bool is_forced = tile && can_run(g, device, *tile);
+    return last_plan = is_forced ? make_plan(g, *tile, device) : CudaBackend::plan(g, device);
   }
 
  private:
@@ -146,11 +144,10 @@ void ptx_set_capability(int capability) { ptx_backend::capability = capability; 
 
 void ptx_refuse_tensor_maps(bool refuse) { ptx_backend::refuse_tensor_maps = refuse; }
 
-// The tile of the products to come; -1 for none in particular. See amp_ext::ForcedTile.
-void ptx_force_tile(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits,
-                    int64_t whole) {
+// The tile of the products to come; -1 for none in particular.
+void ptx_force_tile(bool sm90, int tile, int64_t splits) {
   ptx_backend::forced.reset();
-  if (tile >= 0) ptx_backend::forced = {{sm90, tile, cluster_m, cluster_n, splits}, whole};
+  if (tile >= 0) ptx_backend::forced = {sm90, tile, splits};
 }
 
 // How often an op has been called: unscale, check_finite, grad_norm, cast, update_scale or gemm.

@@ -51,7 +51,7 @@ class Ptx:
         self.functions = ctypes.CDLL(str(library))
         self.functions.ptx_seed.argtypes = [c_uint64]
         self.functions.ptx_pin.argtypes = [c_uint64, c_int]
-        self.functions.ptx_force_tile.argtypes = [c_bool, *[c_int] * 3, *[c_int64] * 2]
+        self.functions.ptx_force_tile.argtypes = [c_bool, c_int, c_int64]
         self.functions.ptx_calls.argtypes = [c_char_p]
         self.functions.ptx_calls.restype = c_int64
         self.functions.ptx_plan_text.restype = c_char_p
@@ -82,16 +82,9 @@ class Ptx:
         """Make the driver refuse each tensor map."""
         self.functions.ptx_refuse_tensor_maps(c_bool(refuse))
 
-    def force_tile(
-        self,
-        sm90: bool = False,
-        tile: int = -1,
-        cluster: tuple[int, int] = (1, 1),
-        splits: int = 1,
-        whole: int = -1,
-    ) -> None:
+    def force_tile(self, sm90: bool = False, tile: int = -1, splits: int = 1) -> None:
         """Compute products with a tile if it can; with any if it is -1."""
-        self.functions.ptx_force_tile(sm90, tile, *cluster, splits, whole)
+        self.functions.ptx_force_tile(sm90, tile, splits)
 
     def plan(self) -> str:
         """Return the plan of the last product, in words."""

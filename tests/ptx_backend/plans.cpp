@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "../support/plan_text.h"
 #include "gemm/plan/choose.h"
 #include "gemm/shared/scheduler.cuh"
 
@@ -19,19 +20,6 @@ using namespace amp_ext;
 
 constexpr uint32_t kMostUnits = 4000;  // of a plan with checked units
 
-struct Extents {  // of a tile; of a cluster of two, of its pair of tiles
-  int64_t m, n, k;
-};
-
-Extents extents(const GemmPlan& plan) {
-  if (!plan.sm90) {
-    const GemmTile& t = kGemmTiles[plan.tile];
-    return {t.m, t.n, t.k};
-  }
-  const Sm90Tile& t = kSm90Tiles[plan.tile];
-  return {t.m * plan.cluster_m, t.n * plan.cluster_n, Sm90Tile::kStep};
-}
-
 #define CHECK(condition) ((condition) ? void() : throw std::runtime_error(#condition))
 
 int64_t tiles_of(const GemmArgs& g, const GemmPlan& plan) {
@@ -39,11 +27,10 @@ int64_t tiles_of(const GemmArgs& g, const GemmPlan& plan) {
 }
 
 void check_sizes(const GemmArgs& g, const GemmPlan& plan) {
-  const Extents tile = extents(plan);
+  const TileExtents tile = extents(plan.sm90, plan.tile);
   CHECK(plan.tiles_m == ceil_div(g.m, tile.m) && plan.tiles_n == ceil_div(g.n, tile.n));
   CHECK(plan.term_steps == ceil_div(g.k, tile.k) && plan.steps == g.terms * plan.term_steps);
-  CHECK(plan.whole + int64_t{plan.tail} == tiles_of(g, plan));
-  CHECK(plan.units == plan.whole + int64_t{plan.tail} * plan.splits);
+  CHECK(plan.units == tiles_of(g, plan) * plan.splits);
   CHECK(plan.splits >= 1 && plan.steps >= int(plan.splits));
   CHECK(plan.group >= 1 && plan.group <= plan.tiles_m);
 }
@@ -53,9 +40,8 @@ using Shares = std::map<std::pair<uint32_t, uint32_t>, GemmWork>;
 
 Shares all_shares(const GemmPlan& plan) {
   Shares shares;
-  const uint32_t workers = plan.sm90 ? plan.blocks / (plan.cluster_m * plan.cluster_n) : plan.units;
-  for (uint32_t worker = 0; worker < workers; ++worker) {
-    for (uint32_t unit = worker; unit < plan.units; unit += workers) {
+  for (uint32_t block = 0; block < plan.blocks; ++block) {
+    for (uint32_t unit = block; unit < plan.units; unit += plan.blocks) {
       const GemmWork work = work_of(plan, unit);
       CHECK(shares.try_emplace({work.tile, work.share}, work).second);
     }
@@ -63,11 +49,9 @@ Shares all_shares(const GemmPlan& plan) {
   return shares;
 }
 
-// Each step of each tile is one share's, in order, and no two tiles or shares are in one place.
+// Each step of each tile is one share's, in order, and no two tiles are in one place.
 void check_units(const GemmArgs& g, const GemmPlan& plan) {
-  const Extents extent = extents(plan);
-  const int64_t slots = plan.column_sums_offset / (extent.m * extent.n * 4);
-  std::vector<int64_t> places, used;
+  std::vector<int64_t> places;
   int steps = plan.steps;  // that have been seen of a tile
   for (const auto& [key, work] : all_shares(plan)) {
     const auto [tile, share] = key;
@@ -77,26 +61,21 @@ void check_units(const GemmArgs& g, const GemmPlan& plan) {
       CHECK(tile == places.size() && steps == plan.steps);  // nothing is missing of the one before
       places.push_back(place), steps = 0;
     }
-    CHECK(place == places.back() && share < work.shares &&
-          (tile >= plan.whole || work.shares == 1));
+    CHECK(place == places.back() && share < plan.splits);
     CHECK(work.steps > 0 && work.step < plan.term_steps);
     CHECK((work.matrix - work.batch * g.terms) * plan.term_steps + work.step == steps);
     steps += work.steps;
-    CHECK((share + 1 == work.shares) == (steps == plan.steps));
-    if (work.shares > 1) used.push_back(work.slot + share);
-    CHECK(work.shares == 1 || work.slot + work.shares <= slots);
+    CHECK((share + 1 == plan.splits) == (steps == plan.steps));
   }
   CHECK(static_cast<int64_t>(places.size()) == tiles_of(g, plan) && steps == plan.steps);
-  for (std::vector<int64_t>* numbers : {&places, &used}) {
-    std::ranges::sort(*numbers);
-    CHECK(std::ranges::adjacent_find(*numbers) == numbers->end());
-  }
+  std::ranges::sort(places);
+  CHECK(std::ranges::adjacent_find(places) == places.end());
 }
 
 // Shares differ by a step at most.
 void check_balance(const GemmPlan& plan) {
   int least = INT32_MAX, most = 0;
-  for (uint32_t unit = plan.whole; unit < plan.units; ++unit) {
+  for (uint32_t unit = 0; unit < plan.units; ++unit) {
     const int steps = work_of(plan, unit).steps;
     least = std::min(least, steps), most = std::max(most, steps);
   }
@@ -104,26 +83,20 @@ void check_balance(const GemmPlan& plan) {
 }
 
 void check_memory(const GemmArgs& g, const GemmPlan& plan) {
-  const Extents tile = extents(plan);
+  const TileExtents tile = extents(plan.sm90, plan.tile);
   const int64_t consumers = plan.sm90 && !kSm90Tiles[plan.tile].ping_pong ? 2 : 1;
-  int64_t bytes = int64_t{plan.tail} * plan.splits * tile.m * tile.n * 4;
-  int64_t tickets = int64_t{plan.tail} * plan.cluster_m * plan.cluster_n * consumers;
+  int64_t bytes = plan.splits > 1 ? int64_t{plan.units} * tile.m * tile.n * 4 : 0;
+  int64_t tickets = plan.splits > 1 ? tiles_of(g, plan) * consumers : 0;
   CHECK(plan.column_sums_offset == bytes && bytes % 16 == 0 && plan.column_tickets == tickets);
   if (g.column_sums) {
     const int64_t rows = plan.sm90 ? ceil_div(g.m, 64) : plan.tiles_m;
     bytes += g.batch * rows * plan.tiles_n * tile.n * 4;
-    tickets += plan.tiles_n * plan.cluster_n;
+    tickets += plan.tiles_n;
   }
   CHECK(plan.workspace_bytes == bytes && plan.tickets == tickets);
 }
 
-// Return the number of clusters that run at a time.
-uint32_t clusters_of(const GemmPlan& plan, const GemmDevice& device) {
-  const int blocks = plan.cluster_m * plan.cluster_n, active = device.active_clusters[blocks - 1];
-  return active ? active : std::max(1, device.multiprocessors / blocks);
-}
-
-// A block has as many stages as shared memory allows; each cluster has work.
+// A block has as many stages as shared memory allows; each block has work.
 void check_sm90(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
   const Sm90Tile& tile = kSm90Tiles[plan.tile];
   const int stage = (tile.m + tile.n) * 64 * 2, most = 227 << 10;
@@ -132,27 +105,18 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& devic
   CHECK(plan.shared_bytes == 3072 + boxes + plan.stages * stage && plan.shared_bytes <= most);
   CHECK(plan.stages >= 3 && (plan.stages == 8 || plan.shared_bytes + stage > most));
   const bool has_side = (g.c.data && !plan.reduce) || g.aux.data;
-  const bool is_long = is_fp32 && !tile.ping_pong;
-  const int least = has_side || is_long ? 4 : 2, most_boxes = is_long && !has_side ? 5 : 4;
-  CHECK(plan.boxes >= least && plan.boxes <= most_boxes);
+  CHECK(plan.boxes == 4 || (plan.boxes == 2 && plan.plain && (!is_fp32 || tile.ping_pong)));
   CHECK(!has_side || !plan.plain);
-  CHECK(plan.box_columns == (plan.plain && !is_fp32 && tile.n % 64 == 0 ? 64 : 32));
-  const int cluster = plan.cluster_m * plan.cluster_n;
-  const uint32_t clusters = clusters_of(plan, device);
-  CHECK(plan.blocks == cluster * std::min(plan.units, clusters));
+  CHECK(plan.box_columns == (plan.plain && !is_fp32 ? 64 : 32));
+  CHECK(plan.blocks == std::min<uint32_t>(plan.units, device.multiprocessors));
 }
 
-// Tiles are cut if they are few, or in a last round, where each cluster has one share at most. No
-// share has few steps.
-void check_choice(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
-  if (plan.tail == 0) return;
+// Tiles are cut if they are few. No share has few steps.
+void check_choice(const GemmPlan& plan, const GemmDevice& device) {
+  if (plan.splits == 1) return;
   CHECK(plan.splits <= 64 && plan.steps / int(plan.splits) >= (plan.sm90 ? 8 : 4));
-  if (!plan.sm90) {
-    CHECK(plan.tail < 2 * device.multiprocessors);
-    return;
-  }
-  const uint32_t clusters = clusters_of(plan, device);
-  CHECK(plan.whole % clusters == 0 && plan.units - plan.whole <= clusters);
+  const int resident = plan.sm90 ? 1 : 2 * kGemmTiles[plan.tile].resident_blocks();
+  CHECK(plan.units <= uint32_t(resident * device.multiprocessors));
 }
 
 class Problems {
@@ -197,18 +161,8 @@ class Problems {
     return g;
   }
 
-  GemmCandidate candidate(const GemmArgs& g, bool sm90) {
-    constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
-    GemmCandidate x{.sm90 = sm90, .splits = 1 + below(5)};
-    if (!sm90) {
-      x.tile = static_cast<int>(below(kGemmTileCount));
-      return x;
-    }
-    x.tile = static_cast<int>(below(kSm90TileCount));
-    x.cluster_m = kClusters[below(3)][0];
-    x.cluster_n = x.cluster_m > 1 ? 1 : kClusters[below(3)][1];
-    x.whole = below(40);
-    return x;
+  GemmTileChoice tile(bool sm90) {
+    return {sm90, static_cast<int>(below(tile_count(sm90))), 1 + below(5)};
   }
 
  private:
@@ -218,7 +172,7 @@ class Problems {
 void check(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
   check_sizes(g, plan);
   check_memory(g, plan);
-  if (plan.units <= kMostUnits && plan.tail <= kMostUnits) {
+  if (plan.units <= kMostUnits) {
     check_units(g, plan);
     check_balance(plan);
   }
@@ -229,8 +183,8 @@ void check(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& device) {
 
 extern "C" {
 
-// Checks the planner's plans of random products, and plans with any tile, cluster and number of
-// splits. Returns the broken invariants with their plans; empty if all hold.
+// Checks the planner's plans of random products, and plans with any tile and number of splits.
+// Returns the broken invariants with their plans; empty if all hold.
 const char* ptx_check_plans(uint64_t seed, bool sm90) {
   static std::string text;
   Problems problems(seed);
@@ -238,25 +192,22 @@ const char* ptx_check_plans(uint64_t seed, bool sm90) {
     constexpr int kMultiprocessors[] = {1, 4, 108, 132};
     const int multiprocessors = kMultiprocessors[problems.below(4)];
     const GemmArgs g = problems.next(sm90);
-    GemmDevice device{multiprocessors, sm90};
-    // A context that may use some of the multiprocessors only.
-    if (multiprocessors > 4 && problems.one_in(2))
-      device.active_clusters[0] = multiprocessors - 5, device.active_clusters[1] = 44;
+    const GemmDevice device{multiprocessors, sm90};
     GemmPlan plan = choose_plan(g, device);
     try {
       CHECK(can_run_sm80(g) && (!sm90 || can_run_sm90(g)) && (sm90 || !plan.sm90));
       const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
       CHECK(plan.sm90 || kGemmTiles[plan.tile].aligned == aligned);
-      check_choice(g, plan, device);
+      check_choice(plan, device);
       check(g, plan, device);
-      plan = make_plan(g, problems.candidate(g, sm90), device);
+      plan = make_plan(g, problems.tile(sm90), device);
       check(g, plan, device);
       for (GemmArgs measured = g; const int64_t variant : plan_variants(g, device)) {
         measured.variant = variant;
         const GemmCandidate x = choose(measured, device);
         plan = make_plan(g, x, device);
         CHECK((variant_of(x) == variant) == (variant != 0));
-        check_choice(g, plan, device);
+        check_choice(plan, device);
         check(g, plan, device);
       }
     } catch (const std::runtime_error& error) {

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "fresh.h"
+#include "memory/fresh.h"
 #include "kernels.h"
-#include "machine.h"
+#include "threads/machine.h"
 
 extern "C" const fake_cuda::Kernels* fake_cuda_kernels();
 extern "C" void cudasim_allow(cudasim::FindAllocation);
@@ -75,13 +75,6 @@ cudaError_t fail(cudaError_t error, const std::string& why) {
   return last_error = error;
 }
 
-int64_t cluster_of(const cudaLaunchConfig_t& config) {
-  for (unsigned i = 0; i < config.numAttrs; ++i)
-    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension)
-      return config.attrs[i].val.clusterDim.x;
-  return 1;
-}
-
 // Has the executor read the PTX beside its library.
 bool set_folder() {
   Dl_info executor{};
@@ -100,10 +93,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
   if (!kernel) return fail(cudaErrorInvalidDeviceFunction, "there is no PTX of the kernel");
   const dim3 grid = config.gridDim;
   const int64_t blocks = int64_t{grid.x} * grid.y * grid.z;
-  if (blocks == 0 || blocks % cluster_of(config))
-    return fail(cudaErrorInvalidConfiguration, "a launch of " + std::to_string(blocks) +
-                                                   " blocks in clusters of " +
-                                                   std::to_string(cluster_of(config)));
+  if (blocks == 0) return fail(cudaErrorInvalidConfiguration, "a launch of no blocks");
   ++counters.launches;
   counters.blocks += blocks;
   for (const size_t bytes : kernel->parameters) counters.parameter_bytes += bytes;

@@ -16,24 +16,20 @@ from torch.optim import Optimizer
 
 import amp_ext.optim
 from cases import FLOATS, LAYOUTS, assert_all_same, copies, unwritten, whole_and_view
-from clip_cases import (
+from twins import (
+    DEVICES,
+    OURS,
+    THEIRS,
     Clip,
+    Recording,
+    ScalerClass,
+    StepsByScalars,
     after_unscale,
     at_once,
     by_parameters,
     clip_as_torch,
     every_way,
     found_inf,
-    torchs_recipe,
-    with_parameters,
-)
-from twins import (
-    DEVICES,
-    OURS,
-    THEIRS,
-    Recording,
-    ScalerClass,
-    StepsByScalars,
     grads,
     leaf,
     params,
@@ -41,6 +37,8 @@ from twins import (
     sgd,
     sparse_leaf,
     started,
+    torchs_recipe,
+    with_parameters,
 )
 
 CPU = torch.device("cpu")

@@ -10,15 +10,12 @@ import torch
 
 import amp_ext.optim
 from cases import unwritten
-from clip_cases import (
+from twins import (
+    OURS,
     Clip,
     at_once,
     every_way,
     found_inf,
-    torchs_recipe,
-)
-from twins import (
-    OURS,
     grads,
     leaf,
     outcome,
@@ -26,6 +23,7 @@ from twins import (
     plain,
     sgd,
     started,
+    torchs_recipe,
 )
 
 optim = torch.optim

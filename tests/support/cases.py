@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -227,6 +228,17 @@ def copies(tensors: Iterable[Tensor]) -> list[Tensor]:
         )
         for t in tensors
     ]
+
+
+def surroundings(tensor: Tensor) -> Tensor:
+    """Return all elements of a tensor's storage."""
+    return tensor.detach().new_empty(0).set_(tensor.untyped_storage())
+
+
+def tensors(values: Mapping[str, Any]) -> list[Tensor]:
+    """Return all tensors among the arguments of an op."""
+    listed = [x if isinstance(x, list) else [x] for x in values.values()]
+    return [x for each in listed for x in each if isinstance(x, Tensor)]
 
 
 def raw(tensor: Tensor) -> Tensor:

@@ -6,17 +6,22 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
 import reference
-from cases import assert_sum_near, unwritten
+from cases import KINDS, TRANSPOSES, assert_sum_near, unwritten
 from executors import Executor
 
 Leaves = dict[str, Tensor]
 
 SIZES = {"small": (17, 33, 40), "large": (65, 50, 45)}
 """m, n and k on either side of 2**17 multiplications, below which a CPU calls no library."""
+
+every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
+every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
 
 # Views of a larger tensor that the op writes to, as (its shape, the view).
 PLACES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {

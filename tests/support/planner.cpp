@@ -4,6 +4,7 @@
 #include <string>
 
 #include "gemm/plan/choose.h"
+#include "plan_text.h"
 
 namespace {
 
@@ -28,15 +29,14 @@ const char* gemm_tile(bool sm90, int tile) {
 }
 
 // 0 where there is no such way to cut a product.
-int64_t gemm_variant(bool sm90, int tile, int cluster_m, int cluster_n, int64_t splits) {
-  return variant_of(GemmTileChoice{sm90, tile, cluster_m, cluster_n, splits});
+int64_t gemm_variant(bool sm90, int tile, int64_t splits) {
+  return variant_of(GemmTileChoice{sm90, tile, splits});
 }
 
 // The plan of dense 16-bit matrices in words, null without a plan. `cycles` receives its predicted
 // time.
 const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, bool fp32_out,
-                      bool accumulate, int multiprocessors, bool sm90, int64_t variant,
-                      double* cycles) {
+                      int multiprocessors, bool sm90, int64_t variant, double* cycles) {
   GemmArgs g{};
   g.batch = g.terms = 1;
   g.m = m;
@@ -47,20 +47,12 @@ const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_
   g.b = dense(k, n, trans_b, DType::f16);
   g.out = dense(m, n, false, fp32_out ? DType::f32 : DType::f16);
   g.variant = variant;
-  if (accumulate) {
-    g.c = g.out;
-    g.beta = 1;
-  }
   if (!can_run_sm80(g)) return nullptr;
   const GemmDevice device{multiprocessors, sm90};
   const GemmCandidate best = choose(g, device);
   static thread_local std::string text;
   text = describe(make_plan(g, best, device));
-  *cycles = best.predicted.cycles;
-  if (best.sm90) {  // also where the tile is forced
-    const Sm90Cost cost(g, kSm90Tiles[best.tile], best.cluster_m, best.cluster_n, device);
-    *cycles = cost.predict({best.whole, best.splits}).cycles;
-  }
+  *cycles = best.cycles;
   return text.c_str();
 }
 

@@ -23,7 +23,8 @@ FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared")
 @functools.cache
 def _library() -> ctypes.CDLL:
     headers = [*FOLDERS[0].rglob("*.h"), *(FOLDERS[1] / "gemm/plan").glob("*.h")]
-    text = b"\0".join(path.read_bytes() for path in (SOURCE, *sorted(headers)))
+    sources = (SOURCE, SOURCE.with_name("plan_text.h"), *sorted(headers))
+    text = b"\0".join(path.read_bytes() for path in sources)
     path = ROOT / "build/planner" / f"{hashlib.sha256(text).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,9 +36,9 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.gemm_tile.argtypes = [c_bool, c_int]
     library.gemm_tile.restype = c_char_p
-    library.gemm_variant.argtypes = [c_bool, *[c_int] * 3, c_int64]
+    library.gemm_variant.argtypes = [c_bool, c_int, c_int64]
     library.gemm_variant.restype = c_int64
-    sizes, flags, cycles = [c_int64] * 3, [c_bool] * 4, POINTER(c_double)
+    sizes, flags, cycles = [c_int64] * 3, [c_bool] * 3, POINTER(c_double)
     library.gemm_plan.argtypes = [*sizes, *flags, c_int, c_bool, c_int64, cycles]
     library.gemm_plan.restype = c_char_p
     return library
@@ -55,7 +56,6 @@ class Forced(NamedTuple):
     """A tile, and how it cuts the product: as amp_ext._C.force_gemm_tile takes it."""
 
     tile: int
-    cluster: tuple[int, int] = (1, 1)
     splits: int = 1
     sm90: bool = True
 
@@ -66,8 +66,7 @@ class Forced(NamedTuple):
         Raises:
             ValueError: there is no such tile, or it cannot be cut like this.
         """
-        numbers = (self.sm90, self.tile, *self.cluster, self.splits)
-        if not (variant := _library().gemm_variant(*numbers)):
+        if not (variant := _library().gemm_variant(self.sm90, self.tile, self.splits)):
             raise ValueError(f"the CUDA gemm has no {self}")
         return variant
 
@@ -91,12 +90,11 @@ def gemm_plan(
     layout: str = "NN",
     *,
     fp32_out: bool = False,
-    accumulate: bool = False,
     multiprocessors: int = 132,
     sm90: bool = True,
     forced: Forced | None = None,
 ) -> Plan:
-    """How dense 16-bit matrices are multiplied, and added to the result or not.
+    """How dense 16-bit matrices are multiplied.
 
     Raises:
         ValueError: the kernels cannot multiply matrices of these sizes.
@@ -107,7 +105,7 @@ def gemm_plan(
     variant = forced.variant if forced else 0
     cycles = c_double()
     where = (multiprocessors, sm90, variant, ctypes.byref(cycles))
-    text = _library().gemm_plan(m, n, k, *transposed, fp32_out, accumulate, *where)
+    text = _library().gemm_plan(m, n, k, *transposed, fp32_out, *where)
     if text is None:
         raise ValueError(f"the kernels cannot compute {m}x{n}x{k}")
     return Plan(text.decode(), cycles.value)

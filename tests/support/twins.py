@@ -181,3 +181,36 @@ def state_of(scaler: Any, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
         "optimizers": [list(optimizer.state.values()) for optimizer in optimizers],
     }
     return plain(seen)
+
+
+# ---- ways to unscale and clip ------------------------------------------------------------------
+
+clip_as_torch = torch.nn.utils.clip_grad_norm_
+Clip = Callable[[Any, Optimizer, float], Tensor]
+
+
+def at_once(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
+    return scaler.clip_grad_norm_(optimizer, max_norm)
+
+
+def after_unscale(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
+    scaler.unscale_(optimizer)
+    return scaler.clip_grad_norm_(optimizer, max_norm)
+
+
+def torchs_recipe(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
+    scaler.unscale_(optimizer)
+    return clip_as_torch(params(optimizer), max_norm)
+
+
+def by_parameters(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
+    return scaler.clip_grad_norm_(iter(params(optimizer)), max_norm)
+
+
+every_way = pytest.mark.parametrize("clip", [at_once, after_unscale])
+with_parameters = pytest.mark.parametrize("clip", [at_once, after_unscale, by_parameters])
+
+
+def found_inf(scaler: Any, optimizer: Optimizer) -> float:
+    [flag] = scaler._found_inf_per_device(optimizer).values()
+    return flag.item()

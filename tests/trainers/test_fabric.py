@@ -23,6 +23,7 @@ from digits_program import (
 )
 
 lightning = pytest.importorskip("lightning", reason="needs it, as in make test-trainers")
+ours = pytest.importorskip("amp_ext.integrations.lightning")
 
 
 class Training:
@@ -45,9 +46,7 @@ class Training:
 
 @pytest.fixture
 def fabric() -> Any:
-    from amp_ext.integrations.lightning import Fabric, FabricMixedPrecision
-
-    return Fabric(accelerator="cuda", devices=1, plugins=FabricMixedPrecision())
+    return ours.Fabric(accelerator="cuda", devices=1, plugins=ours.FabricMixedPrecision())
 
 
 @on_cuda
@@ -63,23 +62,9 @@ def test_training_is_the_loop(
 
 
 @on_cuda
-def test_values_are_clipped(device: str, fabric: Any) -> None:
-    training = Training("fused", fabric).steps(clip_val=MAX_NORM)
-    assert_same(training.network, written_out("fused", clip_as="value", images_as="float16"))
-
-
-@on_cuda
 def test_an_overflow_is_an_error_where_one_is_asked_for(device: str, fabric: Any) -> None:
     with pytest.raises(RuntimeError, match="non-finite"):
         Training("fused", fabric).steps(max_norm=MAX_NORM, error_if_nonfinite=True)
-
-
-@on_cuda
-def test_without_a_scaler_it_is_lightnings_clip(device: str) -> None:
-    from amp_ext.integrations.lightning import Fabric
-
-    with pytest.raises(RuntimeError, match="non-finite"):
-        Training("plain", Fabric(accelerator="cuda", devices=1)).steps()
 
 
 @on_cuda
@@ -101,31 +86,13 @@ def test_optimizers_are_clipped_in_turn(device: str, second: dict, fabric: Any) 
 
 
 @on_cuda
-@pytest.mark.parametrize(
-    ("optimizer", "error", "message"),
-    [
-        ("fused", NotImplementedError, "not implemented for optimizers handling the unscaling"),
-        ("plain", RuntimeError, "non-finite"),
-    ],
-)
-def test_without_it_there_are_no_fused_optimizers_and_no_skips(
-    device: str, optimizer: str, error: type[Exception], message: str
-) -> None:
-    theirs = lightning.Fabric(accelerator="cuda", devices=1, precision="16-mixed")
-    with pytest.raises(error, match=message):
-        Training(optimizer, theirs).steps()
-
-
-@on_cuda
 def test_resume_is_bit_equal(device: str, fabric: Any, tmp_path: Path) -> None:
-    from amp_ext.integrations.lightning import FabricMixedPrecision
-
     def state_of(training: Training) -> dict[str, Any]:
         plugin = training.fabric.strategy.precision
         return {"model": training.model, "optimizer": training.optimizer, "precision": plugin}
 
     fabric.save(tmp_path / "half.ckpt", state_of(Training("fused", fabric).steps(last=4)))
-    plugin = FabricMixedPrecision(scaler=amp_ext.GradScaler(init_scale=2.0))
+    plugin = ours.FabricMixedPrecision(scaler=amp_ext.GradScaler(init_scale=2.0))
     again = Training("fused", type(fabric)(accelerator="cuda", devices=1, plugins=plugin))
     again.fabric.load(tmp_path / "half.ckpt", state_of(again))
     assert_same(again.steps(first=4).network, written_out("fused", images_as="float16"))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 import amp_ext
@@ -27,6 +26,7 @@ from digits_program import (
 
 lightning = pytest.importorskip("lightning", reason="needs it, as in make test-trainers")
 plugins = pytest.importorskip("lightning.pytorch.plugins")
+ours = pytest.importorskip("amp_ext.integrations.lightning")
 HALF = STEPS // 2
 
 
@@ -87,9 +87,7 @@ def trainer_of(plugin: Any, folder: Path, epochs: int = 2, **arguments: Any) -> 
 def test_training_is_the_loop(
     device: str, optimizer: str, calls: collections.Counter[str], tmp_path: Path
 ) -> None:
-    from amp_ext.integrations.lightning import MixedPrecision
-
-    plugin, module = MixedPrecision(), Module(optimizer)
+    plugin, module = ours.MixedPrecision(), Module(optimizer)
     trainer_of(plugin, tmp_path, gradient_clip_val=MAX_NORM).fit(module)
     unscaled_before = {"unscale": STEPS} if optimizer != "fused" else {}
     assert calls == {"clip": STEPS, **unscaled_before}
@@ -104,9 +102,7 @@ def test_training_is_the_loop(
 def test_manual_optimization_is_the_loop(
     device: str, optimizer: str, clip_as: str, tmp_path: Path
 ) -> None:
-    from amp_ext.integrations.lightning import MixedPrecision
-
-    plugin, module = MixedPrecision(), Manual(optimizer, clip_as)
+    plugin, module = ours.MixedPrecision(), Manual(optimizer, clip_as)
     trainer_of(plugin, tmp_path).fit(module)
     assert plugin.scaler.get_skipped_steps() == 1
     expected = written_out(optimizer, clip_as="scaler" if clip_as == "norm" else clip_as)
@@ -114,44 +110,12 @@ def test_manual_optimization_is_the_loop(
 
 
 @on_cuda
-def test_without_it_manual_optimization_clips_scaled_gradients(device: str, tmp_path: Path) -> None:
-    norms = []
-
-    class Measuring(Manual):
-        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-            norms.append(nn.utils.get_total_norm([p.grad for p in self.parameters()]))
-
-    plugin = plugins.MixedPrecision("16-mixed", "cuda")
-    trainer_of(plugin, tmp_path, max_steps=1).fit(Measuring("plain"))
-    assert norms[0] <= MAX_NORM / 2.0**16
-
-
-@on_cuda
-def test_values_are_clipped(device: str, tmp_path: Path) -> None:
-    from amp_ext.integrations.lightning import MixedPrecision
-
-    clip = {"gradient_clip_val": MAX_NORM, "gradient_clip_algorithm": "value"}
-    module = Module("fused")
-    trainer_of(MixedPrecision(), tmp_path, **clip).fit(module)
-    assert_same(module.network, written_out("fused", clip_as="value"))
-
-
-@on_cuda
-def test_without_it_fused_optimizers_are_not_clipped(device: str, tmp_path: Path) -> None:
-    plugin = plugins.MixedPrecision("16-mixed", "cuda")
-    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
-        trainer_of(plugin, tmp_path, gradient_clip_val=MAX_NORM).fit(Module("fused"))
-
-
-@on_cuda
 @pytest.mark.parametrize("before", ["amp_ext", "lightning"])
 def test_resume_is_bit_equal(device: str, before: str, tmp_path: Path) -> None:
     """Resuming is bit-equal, also from checkpoints of Lightning's plugin: both share the key."""
-    from amp_ext.integrations.lightning import MixedPrecision
-
     file = tmp_path / "half.ckpt"
     clip = {"gradient_clip_val": MAX_NORM}
-    trainer = trainer_of(MixedPrecision(), tmp_path, epochs=1, **clip)
+    trainer = trainer_of(ours.MixedPrecision(), tmp_path, epochs=1, **clip)
     trainer.fit(Module("fused"))
     trainer.save_checkpoint(file)
     if before == "lightning":
@@ -159,7 +123,7 @@ def test_resume_is_bit_equal(device: str, before: str, tmp_path: Path) -> None:
         trainer = trainer_of(theirs, tmp_path, epochs=1)
         trainer.fit(Module("fused"), ckpt_path=file)
         trainer.save_checkpoint(file)
-    plugin, module = MixedPrecision(scaler=amp_ext.GradScaler(init_scale=2.0)), Module("fused")
+    plugin, module = ours.MixedPrecision(scaler=amp_ext.GradScaler(init_scale=2.0)), Module("fused")
     trainer_of(plugin, tmp_path, **clip).fit(module, ckpt_path=file)
     assert len(module.network.losses) == HALF
     assert_same(module.network, written_out("fused"))
@@ -167,20 +131,8 @@ def test_resume_is_bit_equal(device: str, before: str, tmp_path: Path) -> None:
 
 
 @on_cuda
-def test_a_guard_for_bfloat16(device: str, tmp_path: Path) -> None:
-    from amp_ext.integrations.lightning import MixedPrecision
-
-    guard = amp_ext.GradScaler(init_scale=1.0, dynamic=False)
-    plugin, module = MixedPrecision("bf16-mixed", scaler=guard), Module("amp_ext.optim")
-    trainer_of(plugin, tmp_path, gradient_clip_val=MAX_NORM).fit(module)
-    assert plugin.scaler.get_skipped_steps() == 1
-    assert_learned(module.network)
-
-
-@on_cuda
 def test_schedules_that_count_the_steps_made(device: str, tmp_path: Path) -> None:
     """Schedules count the steps made by the method of docs/trainers.md."""
-    from amp_ext.integrations.lightning import MixedPrecision
     from test_page import names_of
 
     class Scheduled(Module):
@@ -192,7 +144,7 @@ def test_schedules_that_count_the_steps_made(device: str, tmp_path: Path) -> Non
             return {"optimizer": self.schedule.optimizer, "lr_scheduler": every_step}
 
     module = Scheduled("fused")
-    trainer_of(MixedPrecision(), tmp_path, gradient_clip_val=MAX_NORM).fit(module)
+    trainer_of(ours.MixedPrecision(), tmp_path, gradient_clip_val=MAX_NORM).fit(module)
     assert module.schedule.last_epoch == STEPS - 1
 
 

@@ -63,44 +63,10 @@ def test_every_adapter_trains_and_nothing_else(device: str, model: str) -> None:
 
 @every_device
 @every_model
-def test_merged_and_unmerged_agree_to_rounding(device: str, model: str) -> None:
-    network = with_adapters(model, device)
-    inputs = float16_inputs(device)
-    bound = difference(network, inputs)
-    outputs = []
-    for change in (lambda: None, network.merge_adapter, network.unmerge_adapter):
-        change()
-        with torch.no_grad(), amp_ext.autocast(device, torch.float16):
-            outputs.append(network(inputs))
-    plain = network.merge_and_unload()
-    kinds = {type(layer) for layer in plain.modules() if isinstance(layer, nn.Linear)}
+def test_merged_layers_stay_what_they_were(device: str, model: str) -> None:
+    merged = with_adapters(model, device).merge_and_unload()
+    kinds = {type(layer) for layer in merged.modules() if isinstance(layer, nn.Linear)}
     assert kinds == {amp_ext.nn.Linear if model == "amp_ext.nn.Linear" else nn.Linear}
-    with torch.no_grad(), amp_ext.autocast(device, torch.float16):
-        outputs.append(plain(inputs))
-    for output in outputs[1:]:
-        assert ((output.double() - outputs[0].double()).abs() <= bound).all()
-
-
-def difference(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the bound of merging's difference, to first order.
-
-    A layer of weight W, adapters A and B and the factor s has M = |W| + s |B| |A|. Unmerged, W, A
-    and B, the products with W, A and B, and their sum are rounded to float16. Merged, W and its
-    product are rounded: at most 8 half ULPs of M |x| + |b| in all. The activation has a slope of at
-    most 1.13, and it is rounded.
-    """
-    half_ulp = 2.0**-11
-    value, error = inputs.double().abs(), torch.zeros_like(inputs, dtype=torch.float64)
-    for layer in network.modules():
-        if not hasattr(layer, "lora_A"):
-            continue
-        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-        product = layer.scaling["default"] * (b.double().abs() @ a.double().abs())
-        m = layer.base_layer.weight.double().abs() + product
-        after = value @ m.T + layer.base_layer.bias.double().abs()
-        error = (1.13 * error + half_ulp * value) @ m.T + 8 * half_ulp * after
-        value = after
-    return error
 
 
 @every_device

@@ -1,14 +1,19 @@
-"""Test timm's loss scaler on the digits program."""
+"""Test timm's loss scalers on the digits program."""
 
 from __future__ import annotations
 
 import collections
 import copy
+import importlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+import amp_ext.compat.apex
+from amp_ext.compat.apex import amp
 from digits_program import (
     MAX_NORM,
     OPTIMIZERS,
@@ -24,6 +29,8 @@ from digits_program import (
 )
 
 utils = pytest.importorskip("timm.utils", reason="needs timm, as in make test-trainers")
+timm_cuda = pytest.importorskip("timm.utils.cuda")
+ours = pytest.importorskip("amp_ext.integrations.timm")
 
 
 class Training:
@@ -57,9 +64,7 @@ class Training:
 def test_training_is_the_loop(
     device: str, optimizer: str, calls: collections.Counter[str], installed: None
 ) -> None:
-    from amp_ext.integrations.timm import NativeScaler
-
-    training = Training(optimizer, NativeScaler(growth_interval=1000)).steps()
+    training = Training(optimizer, ours.NativeScaler(growth_interval=1000)).steps()
     assert calls == {"clip": STEPS}
     assert training.skipped == [step == OVERFLOW for step in range(STEPS)]
     assert training.loss_scaler._scaler.get_skipped_steps() == 1
@@ -69,9 +74,7 @@ def test_training_is_the_loop(
 
 @on_cuda
 def test_values_are_clipped_by_timm(device: str, installed: None) -> None:
-    from amp_ext.integrations.timm import NativeScaler
-
-    training = Training("fused", NativeScaler()).steps(clip_mode="value")
+    training = Training("fused", ours.NativeScaler()).steps(clip_mode="value")
     assert_same(training.network, written_out("fused", clip_as="value"))
 
 
@@ -81,9 +84,7 @@ def test_the_norm_of_other_parameters_is_clipped_by_timm(device: str, installed:
 
     The optimizer has more gradients than timm clips.
     """
-    from amp_ext.integrations.timm import NativeScaler
-
-    training = Training("amp_ext.optim", NativeScaler())
+    training = Training("amp_ext.optim", ours.NativeScaler())
     body, head = training.network.layers[0], training.network.layers[2]
     loss = training.network(*(part.cuda() for part in batches()[0]))
     expected = torch.autograd.grad(loss, [body.weight, head.weight], retain_graph=True)
@@ -96,9 +97,7 @@ def test_the_norm_of_other_parameters_is_clipped_by_timm(device: str, installed:
 def test_accumulation_clips_and_steps_at_its_end(
     device: str, calls: collections.Counter[str]
 ) -> None:
-    from amp_ext.integrations.timm import NativeScaler
-
-    training = Training("fused", NativeScaler())
+    training = Training("fused", ours.NativeScaler())
     before = training.network.values()
     for need_update in (False, True):
         loss = training.network(*(part.cuda() for part in batches()[0]))
@@ -111,15 +110,13 @@ def test_accumulation_clips_and_steps_at_its_end(
 @pytest.mark.parametrize("before", ["amp_ext", "timm"])
 def test_resume_is_bit_equal(device: str, before: str, installed: None) -> None:
     """Resuming is bit-equal, also from timm's own checkpoints without a count of skips."""
-    from amp_ext.integrations.timm import NativeScaler
-
-    first = Training("fused", NativeScaler()).steps(last=4)
+    first = Training("fused", ours.NativeScaler()).steps(last=4)
     states = [copy.deepcopy(part.state_dict()) for part in first.parts]
     if before == "timm":
         scaler = utils.NativeScaler()
         scaler.load_state_dict(states[-1])
         states[-1] = scaler.state_dict()
-    second = Training("fused", NativeScaler(init_scale=2.0))
+    second = Training("fused", ours.NativeScaler(init_scale=2.0))
     for part, state in zip(second.parts, states, strict=True):
         part.load_state_dict(state)
     second.steps(first=4)
@@ -137,3 +134,38 @@ def test_installed_alone(
     assert training.loss_scaler._scaler.get_skipped_steps() == 1
     assert_learned(training.network)
     assert_same(training.network, written_out("plain", clip_as="torch"))
+
+
+# ---- ApexScaler, by ``from apex import amp`` -----------------------------------------------------
+
+
+@pytest.fixture
+def apex_scaler() -> Iterator[Any]:
+    """Return the scaler of a timm imported after ``install()``."""
+    assert "apex" not in sys.modules
+    amp_ext.compat.apex.install()
+    importlib.reload(timm_cuda)
+    assert timm_cuda.has_apex
+    yield timm_cuda.ApexScaler()
+    del sys.modules["apex"], sys.modules["apex.amp"]
+    importlib.reload(timm_cuda)
+
+
+@on_cuda
+@every_optimizer
+def test_training_with_apex_is_the_loop(device: str, optimizer: str, apex_scaler: Any) -> None:
+    network = Network().cuda()
+    network, stepping = amp.initialize(
+        network, OPTIMIZERS[optimizer](network.parameters()), opt_level="O1", verbosity=0
+    )
+    for images, labels in batches():
+        stepping.zero_grad()
+        loss = network(images.cuda(), labels.cuda())
+        apex_scaler(loss, stepping, clip_grad=MAX_NORM, parameters=network.parameters())
+    assert_learned(network)
+    assert_same(network, written_out(optimizer, clip_as="torch"))
+    state = apex_scaler.state_dict()
+    assert state == {"loss_scaler0": {"loss_scale": 2.0**15, "unskipped": STEPS - OVERFLOW - 1}}
+    amp.initialize(Network().cuda(), verbosity=0)
+    apex_scaler.load_state_dict(state)
+    assert amp.state_dict() == state

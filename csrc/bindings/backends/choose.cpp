@@ -65,8 +65,7 @@ void force_gemm_tile(const std::optional<GemmTileChoice>& tile) {
   const Backend* const kernels = cuda_backend();
   const int64_t variant = kernels ? kernels->variant_of(*tile) : 0;
   TORCH_CHECK_VALUE(variant != 0, "amp_ext: the CUDA kernels have no tile ", tile->tile,
-                    tile->sm90 ? " for sm_90a" : " for sm_80", " in clusters of ", tile->cluster_m,
-                    "x", tile->cluster_n, " with ", tile->splits, " splits");
+                    tile->sm90 ? " for sm_90a" : " for sm_80", " with ", tile->splits, " splits");
   forced_variant = variant;
 }
 

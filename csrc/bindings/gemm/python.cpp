@@ -6,7 +6,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,13 +20,9 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-void force(std::optional<int> tile, std::array<int, 2> cluster, int64_t splits, bool sm90) {
+void force(std::optional<int> tile, int64_t splits, bool sm90) {
   if (!tile) return force_gemm_tile(std::nullopt);
-  force_gemm_tile({{.sm90 = sm90,
-                    .tile = *tile,
-                    .cluster_m = cluster[0],
-                    .cluster_n = cluster[1],
-                    .splits = splits}});
+  force_gemm_tile({{.sm90 = sm90, .tile = *tile, .splits = splits}});
 }
 
 std::optional<std::vector<std::string>> kernels_of(const std::string& backend,
@@ -73,8 +68,7 @@ void bind_gemm(py::module_& m) {
       "that has others.");
   m.def("gemm_tile_count", &gemm_tile_count, py::kw_only(), py::arg("sm90"),
         "How many tiles the CUDA gemm has for sm_90a, or else for sm_80; 0 without CUDA kernels.");
-  m.def("force_gemm_tile", &force, py::arg("tile"), py::arg("cluster") = std::array<int, 2>{1, 1},
-        py::arg("splits") = 1, py::arg("sm90") = true,
+  m.def("force_gemm_tile", &force, py::arg("tile"), py::arg("splits") = 1, py::arg("sm90") = true,
         "Products of this thread that the CUDA kernels compute, for a test or by "
         "AMP_EXT_GEMM=kernel, and that this tile of gemm_sm90_kernel, or of gemm_kernel, can "
         "compute are computed by it, whatever the planner thinks, until force_gemm_tile(None).");

@@ -88,8 +88,6 @@ inline bool adds_to_out(const GemmArgs& g) { return g.c.data && g.c.data == g.ou
 struct GemmTileChoice {
   bool sm90 = false;  // selects the kernels for sm_90a, else those for sm_80
   int tile = 0;       // index among the kernel's tiles
-  int cluster_m = 1;
-  int cluster_n = 1;
   int64_t splits = 1;
 };
 

@@ -2,41 +2,9 @@
 #include "backend.h"
 #include "gemm/plan/choose.h"
 #include "gemm/shared/instances.h"
-#include "memo.h"
 
 namespace amp_ext {
 namespace {
-
-// All inputs of the planner.
-struct PlanKey {
-  GemmArgs args;
-  GemmDevice device;
-
-  bool operator==(const PlanKey&) const = default;
-  size_t hash() const {
-    const auto bits = [](const void* data) { return reinterpret_cast<uintptr_t>(data); };
-    return hash_of({uint64_t(args.m), uint64_t(args.n), uint64_t(args.k), uint64_t(args.batch),
-                    uint64_t(args.a.row_stride), uint64_t(args.b.row_stride),
-                    uint64_t(args.activation), uint64_t(args.variant), bits(args.c.data),
-                    bits(args.aux.data)});
-  }
-};
-
-// Maps a product to canonical addresses, so that equal plans share a cache entry. The addresses
-// keep their alignment for TMA, and an in-place c stays in place.
-GemmArgs elsewhere(GemmArgs g) {
-  constexpr uintptr_t kFarApart = 4096, kAlignment = 16;
-  const bool in_place = g.c.data == g.out.data;
-  uintptr_t next = 0;
-  for (void** const data :
-       {&g.a.data, &g.b.data, &g.c.data, &g.aux.data, &g.out.data, &g.bias.data, &g.column_sums}) {
-    next += kFarApart;
-    if (*data)
-      *data = reinterpret_cast<void*>(next + reinterpret_cast<uintptr_t>(*data) % kAlignment);
-  }
-  if (in_place) g.c.data = g.out.data;
-  return g;
-}
 
 GemmLauncher launcher(DType operands, bool sm90) {
   const bool half = operands == DType::f16;
@@ -84,19 +52,11 @@ std::optional<GemmKernels> CudaBackend::gemm_kernels(const Target& target) const
 }
 
 GemmDevice CudaBackend::device_of(const Target& target) const {
-  GemmDevice device{target.multiprocessors, gemm_kernels(target)->sm90};
-#ifdef AMP_EXT_SM90
-  if (device.sm90)
-    for (const int blocks : {1, 2})
-      device.active_clusters[blocks - 1] = active_sm90_clusters(blocks);
-#endif
-  return device;
+  return {target.multiprocessors, gemm_kernels(target)->sm90};
 }
 
 GemmPlan CudaBackend::plan(const GemmArgs& g, const GemmDevice& device) const {
-  thread_local Memo<PlanKey, GemmPlan, 512> known;
-  return *known.of({elsewhere(g), device},
-                   [](const PlanKey& k) { return std::optional(choose_plan(k.args, k.device)); });
+  return choose_plan(g, device);
 }
 
 int64_t CudaBackend::variant_of(const GemmTileChoice& tile) const {

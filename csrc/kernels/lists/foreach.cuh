@@ -28,25 +28,11 @@ __device__ inline void begin_grid() {
 // Returns the owner of `chunk` by bisection: the last entry that begins at or before it. Empty
 // tensors precede the entry with the same first chunk.
 template <class Entry>
-__device__ int owner_by_halves(const Entry* entries, int size, uint32_t chunk) {
+__device__ int owner_of(const Entry* entries, int size, uint32_t chunk) {
   int low = 0, high = size;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     (entries[middle].first_chunk <= chunk ? low : high) = middle;
-  }
-  return low;
-}
-
-// Returns the owner of `chunk` by a whole warp. Each step waits for memory once and divides the
-// range by 32.
-template <class Entry>
-__device__ int owner_by_warp(const Entry* entries, int size, uint32_t chunk) {
-  const int lane = threadIdx.x % 32;
-  int low = 0, high = size;
-  while (high - low > 1) {
-    const int step = (high - low + 31) / 32, at = low + lane * step;
-    low += (ptx::warp_count(at < high && entries[at].first_chunk <= chunk) - 1) * step;
-    high = low + step < high ? low + step : high;
   }
   return low;
 }
@@ -66,7 +52,6 @@ struct InlineTable {
   int32_t size;
   Entry inline_entries[kCapacity];
   __device__ const Entry* entries() const { return inline_entries; }
-  __device__ int owner_of(uint32_t chunk) const { return owner_by_halves(entries(), size, chunk); }
 };
 
 template <class Entry>
@@ -75,7 +60,6 @@ struct DeviceTable {
   int32_t size;
   const Entry* device_entries;
   __device__ const Entry* entries() const { return device_entries; }
-  __device__ int owner_of(uint32_t chunk) const { return owner_by_warp(entries(), size, chunk); }
 };
 
 // Divides the pieces of all chunks between a grid's blocks. Each block has a contiguous range; the
@@ -104,7 +88,7 @@ struct Share {
   __device__ explicit Share(const Table& table) {
     const Shares shares(table.chunks);
     begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
-    if (begin < end) first = table.owner_of(begin / kChunkPieces);
+    if (begin < end) first = owner_of(table.entries(), table.size, begin / kChunkPieces);
   }
 };
 
@@ -164,21 +148,14 @@ __device__ void with_elements(Void* data, DType dtype, Use use) {
   }
 }
 
-// Calls before(span) and body.visit(span, T* data) for each span of the block's share. The code of
-// before() is compiled once rather than once per type.
-template <class Table, class Body, class Before>
-__device__ void visit_spans(const Table& table, Body& body, Before before) {
+// Calls body.visit(span, T* data) for each span of the block's share.
+template <class Table, class Body>
+__device__ void visit_spans(const Table& table, Body& body) {
   for_each_span<kForeachThreads>(
       table, Share(table), [&](const ChunkEntry& entry, const ForeachSpan& span) {
-        before(span);
         with_elements(entry.data, entry.dtype,
                       [&](auto* data) { body.visit(span, data + span.offset); });
       });
-}
-
-template <class Table, class Body>
-__device__ void visit_spans(const Table& table, Body& body) {
-  visit_spans(table, body, [](const ForeachSpan&) {});
 }
 
 template <class T>

@@ -10,13 +10,8 @@
 namespace amp_ext {
 namespace {
 
-constexpr int kWarps = kForeachThreads / 32;
-constexpr int kSumsInShared = 32;  // tensors whose sums fit shared memory
-
 struct Shared {
   BlockSum<kForeachThreads> sum;
-  double of_warps[kSumsInShared][kWarps];
-  int tensors[kSumsInShared];
   bool last;
 };
 
@@ -123,47 +118,23 @@ struct SumSquares {
 
 // Sums the squares of the block's part of each tensor. The slot block + tensor is unique, since the
 // pairs (block, tensor) with a part, in order, grow in one number or in both.
-//
-// Each warp stores its part in shared memory, where one barrier serves several tensors.
 struct SumSquaresPerTensor : SumSquares {
   double* partial_sums;
   Shared& shared;
   int tensor = -1;
-  int count = 0;  // tensors in shared memory
 
   __device__ SumSquaresPerTensor(float inv_scale, double* partial_sums, Shared& shared)
       : SumSquares{inv_scale}, partial_sums(partial_sums), shared(shared) {}
 
-  // Begins a tensor. All threads of the block call this and the functions below.
+  // Begins a tensor, or ends the last one if it is -1. All threads of the block take part.
   __device__ void enter(int next) {
-    if (next != tensor) leave();
-    tensor = next;
-  }
-
-  __device__ void finish() {
-    leave();
-    write();
-  }
-
- private:
-  __device__ void leave() {
-    if (tensor < 0) return;
-    if (ptx::warp_any(sum != 0)) sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) shared.of_warps[count][threadIdx.x / 32] = sum;
-    if (threadIdx.x == 0) shared.tensors[count] = tensor;
-    sum = 0;
-    if (++count == kSumsInShared) write();
-  }
-
-  __device__ void write() {
-    const int lane = threadIdx.x % 32;
-    ptx::block_sync();
-    for (int i = threadIdx.x / 32; i < count; i += kWarps) {
-      const double total = warp_sum(lane < kWarps ? shared.of_warps[i][lane] : 0);
-      if (lane == 0) partial_sums[blockIdx.x + shared.tensors[i]] = total;
+    if (tensor >= 0 && next != tensor) {
+      const double total = block_sum(sum, shared.sum);
+      if (threadIdx.x == 0) partial_sums[blockIdx.x + tensor] = total;
+      ptx::block_sync();
+      sum = 0;
     }
-    ptx::block_sync();
-    count = 0;
+    tensor = next;
   }
 };
 
@@ -198,8 +169,13 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
   const float factor = inv_scale ? *inv_scale : 1.0f;
   if constexpr (kPerTensor) {
     SumSquaresPerTensor body(factor, partial_sums, shared);
-    visit_spans(table, body, [&](const ForeachSpan& span) { body.enter(span.tensor); });
-    body.finish();
+    for_each_span<kForeachThreads>(
+        table, Share(table), [&](const ChunkEntry& entry, const ForeachSpan& span) {
+          body.enter(span.tensor);
+          with_elements(entry.data, entry.dtype,
+                        [&](auto* data) { body.visit(span, data + span.offset); });
+        });
+    body.enter(-1);
   } else {
     SumSquares body{factor};
     visit_spans(table, body);

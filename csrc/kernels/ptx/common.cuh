@@ -135,16 +135,6 @@ __device__ __forceinline__ uint32_t ticket(uint32_t* counter, uint32_t last) {
   return atomicInc(counter, last);
 }
 
-// Reads a ticket counter. Orders no memory.
-__device__ __forceinline__ uint32_t look(const uint32_t* counter) {
-  uint32_t value;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-               : "=r"(value)
-               : "l"(__cvta_generic_to_global(counter))
-               : "memory");
-  return value;
-}
-
 // Stores a value to an address that several threads may write; one value stays. Orders no memory.
 __device__ __forceinline__ void store_any(int64_t* to, int64_t value) {
   atomicExch(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
@@ -168,11 +158,6 @@ __device__ __forceinline__ int warp_uniform(int value) { return __shfl_sync(kAll
 // Returns whether `predicate` is true in any lane.
 __device__ __forceinline__ bool warp_any(bool predicate) {
   return __any_sync(kAllLanes, predicate);
-}
-
-// Returns the number of lanes with a true `predicate`.
-__device__ __forceinline__ int warp_count(bool predicate) {
-  return __popc(__ballot_sync(kAllLanes, predicate));
 }
 
 // Orders memory accesses within the warp.

@@ -28,7 +28,7 @@ struct alignas(8) Mbarrier {
 };
 
 // Initialises a barrier of `arrivals` per phase, by one thread. fence_mbarrier_init and a barrier
-// of the block or cluster precede any other use.
+// of the block precede any other use.
 __device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                :
@@ -36,7 +36,7 @@ __device__ __forceinline__ void mbarrier_init(Mbarrier& barrier, int arrivals) {
                : "memory");
 }
 
-// Orders the thread's mbarrier_init before TMA and, with cluster_sync, before other blocks.
+// Orders the thread's mbarrier_init before TMA.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
@@ -55,17 +55,6 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(Mbarrier& barrier, int
                :
                : "r"(shared_address(&barrier)), "r"(bytes)
                : "memory");
-}
-
-// Arrives at the same barrier in block `rank` of the cluster, which must not have exited. The
-// arrival signals reads only: it does not order this thread's writes for that block.
-__device__ __forceinline__ void mbarrier_arrive_cluster(Mbarrier& barrier, int rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}"
-      :
-      : "r"(shared_address(&barrier)), "r"(rank)
-      : "memory");
 }
 
 // Returns whether the phase of this parity has completed; false results may be spurious. True
@@ -90,23 +79,6 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier& barrier, int parity) {
   }
 }
 
-// ---- clusters ----------------------------------------------------------------------------------
-
-// Returns the block's rank in its cluster.
-__device__ __forceinline__ int cluster_rank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return static_cast<int>(rank);
-}
-
-// Waits for all threads of the cluster and orders their memory accesses.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;"
-               :
-               :
-               : "memory");
-}
-
 // ---- TMA: copies of boxes of three-dimensional tensors, each begun by one thread ----------------
 
 // Orders the thread's earlier writes to the block's shared memory before accesses by TMA and wgmma.
@@ -129,18 +101,6 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap& map, Mbarr
       "[%0], [%1, {%3, %4, %5}], [%2];"
       :
       : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&full)), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
-
-// Starts tma_load to the same offset and barrier in each block of the cluster selected by `blocks`.
-__device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap& map, Mbarrier& full,
-                                                   int x, int y, int z, uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;"
-      :
-      : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&full)), "r"(x), "r"(y), "r"(z),
-        "h"(blocks)
       : "memory");
 }
 

@@ -33,14 +33,12 @@ namespace amp_ext::ptx {
 // The contiguous index of an operand in shared memory: k, or mn (m of a, n of b).
 enum class Major { k, mn };
 
-// Encodes an operand in shared memory with TMA's swizzle of 128 or 64 bytes. Atoms are 8 rows of
-// that many bytes, each aligned to its size. Offsets are in bytes. `stride` separates groups of 8
-// rows, along m or n if k is contiguous, else along k. `leading` separates a row's contiguous parts
-// if k is not contiguous, else it is 16, which the hardware assumes.
-template <int kRowBytes = 128>
+// Encodes an operand in shared memory with TMA's swizzle of 128 bytes. Atoms are 8 rows of 128
+// bytes, each aligned to its size. Offsets are in bytes. `stride` separates groups of 8 rows, along
+// m or n if k is contiguous, else along k. `leading` separates a row's contiguous parts if k is not
+// contiguous, else it is 16, which the hardware assumes.
 __device__ __forceinline__ uint64_t wgmma_descriptor(const void* tile, int leading, int stride) {
-  static_assert(kRowBytes == 64 || kRowBytes == 128);
-  constexpr uint64_t kSwizzle = (kRowBytes == 128 ? 1ull : 2ull) << 62;
+  constexpr uint64_t kSwizzle = 1ull << 62;
   return kSwizzle | static_cast<uint64_t>(stride >> 4) << 32 |
          static_cast<uint64_t>(leading >> 4) << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
@@ -78,17 +76,13 @@ __device__ __forceinline__ void wgmma_wait(Arrays&... accumulators) {
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define AMP_EXT_NAMES_80 \
-  AMP_EXT_NAMES_64       \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define AMP_EXT_NAMES_96 \
-  AMP_EXT_NAMES_80       \
+#define AMP_EXT_NAMES_96                                                             \
+  AMP_EXT_NAMES_64                                                                   \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
   ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define AMP_EXT_NAMES_112 \
-  AMP_EXT_NAMES_96        \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define AMP_EXT_NAMES_128                                                                        \
-  AMP_EXT_NAMES_112                                                                              \
+  AMP_EXT_NAMES_96                                                                               \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
   "%127"
 #define AMP_EXT_OPERANDS_8(i)                                                                 \
@@ -97,10 +91,8 @@ __device__ __forceinline__ void wgmma_wait(Arrays&... accumulators) {
 #define AMP_EXT_OPERANDS_16(i) AMP_EXT_OPERANDS_8(i), AMP_EXT_OPERANDS_8(i + 8)
 #define AMP_EXT_OPERANDS_64 \
   AMP_EXT_OPERANDS_16(0), AMP_EXT_OPERANDS_16(16), AMP_EXT_OPERANDS_16(32), AMP_EXT_OPERANDS_16(48)
-#define AMP_EXT_OPERANDS_80 AMP_EXT_OPERANDS_64, AMP_EXT_OPERANDS_16(64)
-#define AMP_EXT_OPERANDS_96 AMP_EXT_OPERANDS_80, AMP_EXT_OPERANDS_16(80)
-#define AMP_EXT_OPERANDS_112 AMP_EXT_OPERANDS_96, AMP_EXT_OPERANDS_16(96)
-#define AMP_EXT_OPERANDS_128 AMP_EXT_OPERANDS_112, AMP_EXT_OPERANDS_16(112)
+#define AMP_EXT_OPERANDS_96 AMP_EXT_OPERANDS_64, AMP_EXT_OPERANDS_16(64), AMP_EXT_OPERANDS_16(80)
+#define AMP_EXT_OPERANDS_128 AMP_EXT_OPERANDS_96, AMP_EXT_OPERANDS_16(96), AMP_EXT_OPERANDS_16(112)
 
 #define AMP_EXT_WGMMA(n, type, registers, a_, b_, accumulate_, major_a, major_b)                  \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_                                    \
@@ -123,28 +115,22 @@ __device__ __forceinline__ void wgmma_wait(Arrays&... accumulators) {
 //   d[i]  row 16 w + g + 8 (i / 2 % 2), column 8 (i / 4) + t + i % 2
 template <class T, int kN, Major kA, Major kB>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate) {
-  static_assert(kN == 128 || kN == 160 || kN == 192 || kN == 224 || kN == 256);
+  static_assert(kN == 128 || kN == 192 || kN == 256);
   static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
   AMP_EXT_WGMMA_N(128, 64, "%64", "%65", "%66", "%67", "%68");
-  AMP_EXT_WGMMA_N(160, 80, "%80", "%81", "%82", "%83", "%84");
   AMP_EXT_WGMMA_N(192, 96, "%96", "%97", "%98", "%99", "%100");
-  AMP_EXT_WGMMA_N(224, 112, "%112", "%113", "%114", "%115", "%116");
   AMP_EXT_WGMMA_N(256, 128, "%128", "%129", "%130", "%131", "%132");
 }
 
 #undef AMP_EXT_WGMMA_N
 #undef AMP_EXT_WGMMA
 #undef AMP_EXT_NAMES_64
-#undef AMP_EXT_NAMES_80
 #undef AMP_EXT_NAMES_96
-#undef AMP_EXT_NAMES_112
 #undef AMP_EXT_NAMES_128
 #undef AMP_EXT_OPERANDS_8
 #undef AMP_EXT_OPERANDS_16
 #undef AMP_EXT_OPERANDS_64
-#undef AMP_EXT_OPERANDS_80
 #undef AMP_EXT_OPERANDS_96
-#undef AMP_EXT_OPERANDS_112
 #undef AMP_EXT_OPERANDS_128
 
 }  // namespace amp_ext::ptx

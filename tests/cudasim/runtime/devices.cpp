@@ -44,14 +44,12 @@ void set_order(Settings& settings, const std::string& order) {
 Settings read_settings() {
   Settings read{.devices = static_cast<int>(number("FAKE_CUDA_DEVICES", "1")),
                 .multiprocessors = static_cast<int>(number("FAKE_CUDA_MULTIPROCESSORS", "4")),
-                .usable = 0,
                 .capability = static_cast<int>(number("FAKE_CUDA_CAPABILITY", "90")),
                 .driver = static_cast<int>(number("FAKE_CUDA_DRIVER", "0")),
                 .memory = number("FAKE_CUDA_MEMORY", "8589934592"),
                 .guarded = number("FAKE_CUDA_GUARDED", "0") != 0};
   set_order(read, variable("FAKE_CUDA_ORDER", "late"));
   if (read.driver == 0) read.driver = CUDART_VERSION;
-  read.usable = std::min<int>(number("FAKE_CUDA_USABLE", "1000"), read.multiprocessors);
   return read;
 }
 

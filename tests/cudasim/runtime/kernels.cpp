@@ -1,4 +1,6 @@
 // The library of kernels that the fake CUDA runtime loads: compiled PTX, in CUDASIM_PTX.
+#include "kernels.h"
+
 #include <cuda.h>
 #include <dirent.h>
 #include <dlfcn.h>
@@ -9,8 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "async.h"
-#include "kernels.h"
+#include "copies/async.h"
 
 extern "C" void cudasim_configure();
 

@@ -293,20 +293,6 @@ FAKE_CUDA_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes,
   return cudaSuccess;
 }
 
-// A block has a multiprocessor to itself, as it has where it takes most of the shared memory.
-FAKE_CUDA_API cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* pointer,
-                                                         const cudaLaunchConfig_t* config) {
-  FAKE_CUDA_LOCK;
-  const Function* const function = find_function(pointer);
-  if (!function) return refuse(cudaErrorInvalidDeviceFunction, "%p is no kernel", pointer);
-  if (const char* why = refusal(*config, *function, false))
-    return refuse(cudaErrorInvalidConfiguration, "%s: %s", name_of(*function).c_str(), why);
-  record("query", "cudaOccupancyMaxActiveClusters");
-  const auto& n = config->attrs->val.clusterDim;
-  *clusters = settings().usable / static_cast<int>(config->numAttrs ? n.x * n.y * n.z : 1);
-  return cudaSuccess;
-}
-
 FAKE_CUDA_API cudaError_t cudaFuncSetAttribute(const void* pointer, cudaFuncAttribute attribute,
                                                int value) {
   FAKE_CUDA_LOCK;

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <map>
 
-#include "fresh.h"
+#include "memory/fresh.h"
 #include "runtime.h"
 
 namespace fake_cuda {

@@ -26,7 +26,6 @@ struct Settings {
   std::mt19937_64 generator;  // of a random order, and of the schedules of kernels
   int devices;
   int multiprocessors;
-  int usable;      // multiprocessors, by this process
   int capability;  // 90 for 9.0
   int driver;      // the version of CUDA that it is for, 12010 for 12.1
   size_t memory;   // bytes of a device

@@ -1,4 +1,4 @@
-"""Test the planner, csrc/kernels/gemm/plan: invariants and choices of plans, limits of kernels."""
+"""Test the planner, csrc/kernels/gemm/plan: plans, choices, forced tiles, limits of kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from amp_ext import _C
 from gemm_kernel_cases import (
     BF16,
     FP16,
@@ -20,12 +21,11 @@ from gemm_kernel_cases import (
     placed,
     product,
 )
-from planner import gemm_plan
+from planner import Forced, gemm_plan, gemm_tiles
 from ptx_backend.backend import Ptx
 
-pytestmark = pytest.mark.ptx
 
-
+@pytest.mark.ptx
 @pytest.mark.parametrize("sm90", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_every_plan_computes_each_step_once_and_fits(ptx: Ptx, seed: int, sm90: bool) -> None:
@@ -37,8 +37,7 @@ def test_every_plan_computes_each_step_once_and_fits(ptx: Ptx, seed: int, sm90: 
 
 class Plan(NamedTuple):
     text: str
-    tile: tuple[int, int, int]  # of a cluster of two, of its pair of tiles
-    cluster: tuple[int, int]
+    tile: tuple[int, int, int]
     tiles: tuple[int, int]
     group: int
     blocks: int
@@ -58,14 +57,12 @@ def plan(m: int, n: int, k: int, layout: str = "NN", **options: Any) -> Plan:
     def numbers(pattern: str) -> tuple[int, ...]:
         return tuple(int(x) for x in re.findall(pattern, text)[0])
 
-    tile_m, tile_n, tile_k = numbers(r"tile (\d+)x(\d+)x(\d+)")
-    cluster = numbers(r"cluster (\d)x(\d)") if "cluster" in text else (1, 1)
+    tile = numbers(r"tile (\d+)x(\d+)x(\d+)")
     group, blocks = numbers(r"groups of (\d+) rows; (\d+) blocks")
-    tile = (tile_m * cluster[0], tile_n * cluster[1], tile_k)
-    return Plan(text, tile, cluster, numbers(r"(\d+)x(\d+) tiles"), group, blocks)
+    return Plan(text, tile, numbers(r"(\d+)x(\d+) tiles"), group, blocks)
 
 
-LARGE, SM90_LARGE = {(256, 128), (128, 128)}, {(128, 256), (256, 128), (128, 224)}
+LARGE, SM90_LARGE = {(256, 128), (128, 128)}, {(128, 256), (256, 128)}
 
 
 @pytest.mark.parametrize(
@@ -91,8 +88,7 @@ def test_choices_for_sm80(
 def test_large_squares_on_sm90(layout: str) -> None:
     """Large squares get a large cooperative tile."""
     found = plan(4096, 4096, 4096, layout)
-    tile = (found.tile[0] // found.cluster[0], found.tile[1] // found.cluster[1])
-    assert found.sm90 and "cooperative" in found.text and tile in SM90_LARGE, found
+    assert found.sm90 and "cooperative" in found.text and found.tile[:2] in SM90_LARGE, found
     assert not found.is_split, found
 
 
@@ -101,31 +97,15 @@ def test_the_gradient_of_a_small_weight_is_split() -> None:
     assert found.sm90 and found.is_split and found.blocks >= 0.7 * 132, found
 
 
-def test_the_tail_of_a_long_product_is_split() -> None:
-    """The uncertainty of splits counts against the tail alone, not against whole tiles."""
-    found = plan(10240, 8192, 2048, "TN", fp32_out=True)
-    assert found.sm90 and found.is_split and " whole, " in found.text, found
-
-
-def test_a_tiny_product_is_for_the_kernel_that_starts_faster() -> None:
-    assert not plan(64, 64, 64).sm90
-
-
-def test_a_single_multiprocessor_has_no_clusters() -> None:
-    found = plan(4096, 4096, 4096, multiprocessors=1)
-    assert (found.cluster, found.blocks) == ((1, 1), 1)
-
-
 @pytest.mark.parametrize("shape", [(8192, 8192), (2048, 16384), (16384, 2048)])
 @pytest.mark.parametrize("sm90", [False, True])
 def test_tiles_computed_together_are_about_a_square(shape: tuple[int, int], sm90: bool) -> None:
     """Tiles computed together form about a square, and read few rows of a and columns of b."""
     found = plan(*shape, 4096, sm90=sm90)
-    together = 132 // max(found.cluster)
-    columns = min(-(-together // found.group), found.tiles[1])
-    rows = -(-together // columns)
+    columns = min(-(-132 // found.group), found.tiles[1])
+    rows = -(-132 // columns)
     m, n, _ = found.tile
-    assert rows * m + columns * n <= 1.5 * 2 * (together * m * n) ** 0.5, found
+    assert rows * m + columns * n <= 1.5 * 2 * (132 * m * n) ** 0.5, found
 
 
 @pytest.mark.parametrize("sm90", [False, True])
@@ -136,6 +116,62 @@ def test_huge_sizes(shape: tuple[int, int, int], sm90: bool) -> None:
     counts = [-(-size // of) for size, of in zip(shape, found.tile, strict=True)]
     assert [*found.tiles] == counts[:2] and f" {counts[2]} steps" in found.text
     assert found.sm90 or found.is_split or found.blocks == counts[0] * counts[1]
+
+
+# TFLOP/s of tiles, by number, on an H100, timed in turn.
+MEASURED = {
+    (4096, 4096, 4096, "NT"): {0: 745, 1: 732, 2: 653, 3: 662},
+    (4096, 6144, 4096, "NT"): {0: 655, 1: 647, 2: 645, 3: 633},
+    (4096, 3072, 2048, "NT"): {0: 617, 1: 609, 2: 612, 3: 602},
+    (12608, 3072, 768, "NT"): {0: 562, 1: 506, 2: 553, 3: 573},
+    (12608, 768, 3072, "NN"): {0: 502, 1: 515, 2: 685, 3: 620},
+    (2048, 2048, 2048, "NT"): {0: 639, 1: 639, 2: 448, 3: 603},
+    (16384, 2048, 4096, "TN"): {0: 636, 1: 585, 2: 617, 3: 616},
+}
+
+
+@pytest.mark.parametrize("product", MEASURED, ids=str)
+def test_predictions_are_near_measurements(product: tuple[int, int, int, str]) -> None:
+    """Predicted rates are within 12% of an H100's, and the choice is nearly its fastest."""
+    m, n, k, layout = product
+    options = {"fp32_out": layout == "TN"}
+    rates = MEASURED[product]
+    for tile, rate in rates.items():
+        cycles = gemm_plan(m, n, k, layout, **options, forced=Forced(tile)).cycles
+        predicted = 2 * m * n * k / (cycles / 1.6e9) / 1e12  # at the clock of its power limit
+        assert 0.88 <= predicted / rate <= 1.12, f"{tile}: {predicted:.0f} TFLOP/s, not {rate}"
+    text = gemm_plan(m, n, k, layout, **options).text
+    chosen = next(i for i, tile in enumerate(gemm_tiles(sm90=True)) if text.startswith(tile))
+    assert rates[chosen] >= 0.97 * max(rates.values()), text
+
+
+# ---- forced tiles ------------------------------------------------------------------------------
+
+
+def test_a_forced_tile() -> None:
+    """A forced tile computes every product that it can, with at most as many splits as steps."""
+    forced = Forced(4, splits=2)
+    text = gemm_plan(4096, 4096, 4096, "NT", forced=forced).text
+    assert text.startswith("sm90 tile 64x256x64, ping-pong") and " 2 splits" in text
+    assert "sm90" not in gemm_plan(4096, 4096, 4096, "NT", sm90=False, forced=forced).text
+    assert "splits" not in gemm_plan(64, 64, 64, forced=forced).text
+
+
+@pytest.mark.parametrize("wrong", [(99, 1), (-1, 1), (0, 0), (0, 256)])
+def test_no_such_tile(wrong: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=f"the CUDA kernels have no tile {wrong[0]} for sm_"):
+        _C.force_gemm_tile(*wrong)
+
+
+def test_each_tile_is_there() -> None:
+    count = {sm90: len(gemm_tiles(sm90)) for sm90 in (False, True)}
+    if _C.cuda_built():
+        assert count == {sm90: _C.gemm_tile_count(sm90=sm90) for sm90 in (False, True)}
+        assert _C.force_gemm_tile(count[True] - 1, 3) is None
+    _C.force_gemm_tile(None)
+    every = [Forced(tile, sm90=sm90) for sm90 in count for tile in range(count[sm90])]
+    cut = [Forced(0, splits=2), Forced(0, splits=3)]
+    assert len({forced.variant for forced in (*every, *cut)}) == len(every) + len(cut)
 
 
 # ---- limits of the kernels ---------------------------------------------------------------------
@@ -155,6 +191,7 @@ def side(dtype: torch.dtype = FP16, by_rows: bool = True, aligned: bool = True) 
     return placed(torch.ones(1, 64, 64, dtype=dtype), by_rows, aligned)
 
 
+@pytest.mark.ptx
 @pytest.mark.parametrize(
     "fields",
     [
@@ -185,6 +222,7 @@ NOT_FOR_SM90: dict[str, Callable[[], Product]] = {
     "c by columns": lambda: small(c=side(by_rows=False)),
     "c misaligned": lambda: small(c=side(aligned=False)),
     "aux of another dtype": lambda: small(aux=side(BF16)),
+    "every second of bias": lambda: small(bias=torch.ones(128)[::2]),
     "c and aux": lambda: small(c=side(), with_aux=True),
     "no k": lambda: product("nn", 64, 64, 0, FP16),
 }
@@ -200,6 +238,7 @@ FOR_SM90: dict[str, Callable[[], Product]] = {
 }
 
 
+@pytest.mark.ptx
 @pytest.mark.parametrize("name", [*NOT_FOR_SM90, *FOR_SM90])
 def test_for_sm90(ptx: Ptx, name: str) -> None:
     check((NOT_FOR_SM90 | FOR_SM90)[name](), sm90=True)

@@ -1,4 +1,4 @@
-"""Test the GEMM kernel for sm_90a on a GPU: every tile and cluster, the same bits in every run."""
+"""Test the GEMM kernel for sm_90a on a GPU: every tile, the same bits in every run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from amp_ext import _C, ops
 from cases import assert_equal, integers
 
 TILES = range(_C.gemm_tile_count(sm90=True))
-CLUSTERS = ((1, 1), (2, 1), (1, 2))
 CUTS = ((8200, 4104, 200, 1), (264, 520, 2056, 4), (520, 776, 2056, 3))
 RUNS = 200
 FP16, FP32 = torch.float16, torch.float32
@@ -38,15 +37,13 @@ def planner_again() -> Iterator[None]:
 
 
 @cuda
-@pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("tile", TILES)
-def test_every_tile_cuda(tile: int, cluster: tuple[int, int]) -> None:
+def test_every_tile_cuda(tile: int) -> None:
     """Products of integers are exact: several tiles a block, tails, splits, every layout."""
-    _C.force_gemm_tile(tile, cluster)
     for dtype, out_dtype in ((FP16, FP32), (torch.bfloat16, torch.bfloat16)):
         for trans_a, trans_b in itertools.product((False, True), repeat=2):
             for m, n, k, splits in CUTS:
-                _C.force_gemm_tile(tile, cluster, splits)
+                _C.force_gemm_tile(tile, splits)
                 a = integers((k, m) if trans_a else (m, k), dtype, DEVICE)
                 b = integers((n, k) if trans_b else (k, n), dtype, DEVICE)
                 options = {"trans_a": trans_a, "trans_b": trans_b, "out_dtype": out_dtype}
@@ -57,7 +54,7 @@ def test_every_tile_cuda(tile: int, cluster: tuple[int, int]) -> None:
 @pytest.mark.parametrize("tile", TILES)
 def test_accumulation_cuda(tile: int) -> None:
     """The memory system adds the product to its result."""
-    _C.force_gemm_tile(tile, (2, 1))
+    _C.force_gemm_tile(tile)
     a, b = integers((1032, 520), FP16, DEVICE), integers((1032, 776), FP16, DEVICE)
     expected = integers((520, 776), FP32, DEVICE)
     c = expected.clone()
@@ -71,7 +68,7 @@ def test_accumulation_cuda(tile: int) -> None:
 @pytest.mark.parametrize("splits", [1, 2, 4])
 @pytest.mark.parametrize("tile", TILES)
 def test_runs_are_the_same_cuda(tile: int, splits: int) -> None:
-    _C.force_gemm_tile(tile, (2, 1), splits)
+    _C.force_gemm_tile(tile, splits)
     a = torch.randn(1288, 4104, device=DEVICE, dtype=FP16)
     b = torch.randn(1032, 4104, device=DEVICE, dtype=FP16)
     first = ops.gemm(a, b, trans_b=True, out_dtype=FP32)

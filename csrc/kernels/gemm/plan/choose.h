@@ -1,11 +1,10 @@
-// Plans a product: chooses the tile, cluster and split with the fewest predicted cycles.
+// Plans a product: chooses the tile and split with the fewest predicted cycles.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "amp_ext/gemm.h"
@@ -15,146 +14,79 @@
 
 namespace amp_ext {
 
-struct GemmCandidate {
-  bool sm90 = false;
-  int tile = 0;
-  int cluster_m = 1;
-  int cluster_n = 1;
-  int64_t whole = 0;
-  int64_t splits = 1;
-  Prediction predicted = INFINITY;
-
-  bool is_cut() const { return splits != 1; }
+// A tile and its predicted cycles.
+struct GemmCandidate : GemmTileChoice {
+  double cycles = INFINITY;
 };
 
+// Returns whether the sm_90a kernel can compute a product on a device.
 inline bool may_run_sm90(const GemmArgs& g, const GemmDevice& device) {
   return device.sm90 && g.kernels.sm90 && can_run_sm90(g);
 }
 
-// The limit above which an uncut sm_90a candidate is chosen at once (about 16 us). Other candidates
-// are compared with sm_80's, whose kernel starts faster and has smaller tiles.
-constexpr double kSm90CertainCycles = 28000;
+constexpr int tile_count(bool sm90) { return sm90 ? kSm90TileCount : kGemmTileCount; }
 
-// Calls visit(candidate) for each tile, with the cheapest number of splits.
-template <class Visit>
-void each_sm80(const GemmArgs& g, int multiprocessors, Visit visit) {
+// Adds each tile of a kernel for a product, with the cheapest number of splits.
+inline void add_candidates(std::vector<GemmCandidate>& all, const GemmArgs& g,
+                           const GemmDevice& device, bool sm90) {
   const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
-  for (int tile = 0; tile < kGemmTileCount; ++tile) {
-    if (kGemmTiles[tile].aligned != aligned) continue;
-    const Sm80Cost cost(g, kGemmTiles[tile], multiprocessors);
-    if (cost.tiles > kGemmMostBlocks) continue;
-    const int64_t most = cost.most_splits();
+  for (int tile = 0; tile < tile_count(sm90); ++tile) {
+    if (!sm90 && kGemmTiles[tile].aligned != aligned) continue;
+    const GemmCost cost(g, sm90, tile, device.multiprocessors);
     GemmCandidate best;
-    for (int64_t splits = 1; splits <= most; ++splits)
-      if (const Prediction x = cost.predict(splits); x.cost < best.predicted.cost)
-        best = {.tile = tile, .splits = splits, .predicted = x};
-    visit(best);
+    for (int64_t splits = 1; splits <= cost.most_splits(); ++splits)
+      if (const double cycles = cost.cycles(splits); cycles < best.cycles)
+        best = {{sm90, tile, splits}, cycles};
+    all.push_back(best);
   }
 }
 
-// Calls visit(candidate) for each tile and cluster, with the cheapest cut.
-template <class Visit>
-void each_sm90(const GemmArgs& g, const GemmDevice& device, Visit visit) {
-  constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
-  for (int tile = 0; tile < kSm90TileCount; ++tile) {
-    const Sm90Tile& t = kSm90Tiles[tile];
-    for (const auto& [m, n] : kClusters) {
-      // A cluster needs a tile for each block.
-      if (m * n > device.multiprocessors || (m > 1 && g.m <= t.m) || (n > 1 && g.n <= t.n))
-        continue;
-      const Sm90Cost cost(g, t, m, n, device);
-      GemmCandidate best;
-      cost.each_cut([&](const Sm90Cut& cut) {
-        const Prediction x = cost.predict(cut);
-        if (x.cost < best.predicted.cost) best = {true, tile, m, n, cut.whole, cut.splits, x};
-      });
-      visit(best);
-    }
-  }
-}
-
-// A tile set by the caller in place of the planner.
-struct ForcedTile : GemmTileChoice {
-  // The number of whole tiles, as in GemmPlan; -1 leaves it to the planner.
-  int64_t whole = -1;
-};
-
-// The bases of the digits that encode a forced tile in GemmArgs::variant: tile, splits, cluster.
-constexpr int64_t kVariantTiles = 64, kVariantSplits = 256, kVariantClusters = 3;
-static_assert(kSm90TileCount <= kVariantTiles && kGemmTileCount <= kVariantTiles);
+// The bases of the digits that encode a tile in GemmArgs::variant: the kernel and splits, in front
+// of the tile.
+constexpr int64_t kVariantKernels = 2, kVariantSplits = 256;
 static_assert(kMostSplits < kVariantSplits);
 
 // Encodes a tile; 0 for an invalid one.
 inline int64_t variant_of(const GemmTileChoice& x) {
-  const bool is_one = x.tile >= 0 && x.tile < (x.sm90 ? kSm90TileCount : kGemmTileCount) &&
-                      x.cluster_m >= 1 && x.cluster_n >= 1 && x.cluster_m * x.cluster_n <= 2 &&
-                      x.splits >= 1 && x.splits < kVariantSplits &&
-                      (x.sm90 || x.cluster_m * x.cluster_n == 1);
-  if (!is_one) return 0;
-  const int64_t cluster = x.cluster_m > 1 ? 1 : x.cluster_n > 1 ? 2 : 0;
-  return ((cluster * kVariantTiles + x.tile) * kVariantSplits + x.splits) * 2 + x.sm90;
+  const bool is_one =
+      x.tile >= 0 && x.tile < tile_count(x.sm90) && x.splits >= 1 && x.splits < kVariantSplits;
+  return is_one ? (x.tile * kVariantSplits + x.splits) * kVariantKernels + x.sm90 : 0;
 }
 
-// Encodes a candidate.
-inline int64_t variant_of(const GemmCandidate& x) {
-  return variant_of(GemmTileChoice{x.sm90, x.tile, x.cluster_m, x.cluster_n, x.splits});
-}
-
-inline std::optional<ForcedTile> tile_of_variant(int64_t variant) {
+inline std::optional<GemmTileChoice> tile_of_variant(int64_t variant) {
   if (variant <= 0) return std::nullopt;
-  const int64_t cluster = variant / 2 / kVariantSplits / kVariantTiles;
-  const ForcedTile tile{{.sm90 = variant % 2 != 0,
-                         .tile = static_cast<int>(variant / 2 / kVariantSplits % kVariantTiles),
-                         .cluster_m = cluster == 1 ? 2 : 1,
-                         .cluster_n = cluster == 2 ? 2 : 1,
-                         .splits = variant / 2 % kVariantSplits}};
+  const int64_t digits = variant / kVariantKernels;
+  const GemmTileChoice tile{.sm90 = variant % kVariantKernels != 0,
+                            .tile = static_cast<int>(digits / kVariantSplits),
+                            .splits = digits % kVariantSplits};
   return variant_of(tile) == variant ? std::optional(tile) : std::nullopt;
 }
 
-inline std::optional<GemmCandidate> forced_candidate(const GemmArgs& g, const GemmDevice& device,
-                                                     const ForcedTile& forced) {
-  GemmCandidate x{forced.sm90,
-                  forced.tile,
-                  forced.cluster_m,
-                  forced.cluster_n,
-                  std::max<int64_t>(forced.whole, 0),
-                  forced.splits};
-  if (x.sm90) {
-    const Sm90Tile& t = kSm90Tiles[x.tile];
-    if (!may_run_sm90(g, device)) return std::nullopt;
-    const Sm90Cost cost(g, t, x.cluster_m, x.cluster_n, device);
-    if (forced.whole < 0) x.whole = (x.splits == 1 ? cost.uncut() : cost.equal(x.splits)).whole;
-  } else if (!g.kernels.sm80 ||
-             (kGemmTiles[x.tile].aligned && !(layout_of_a(g).aligned && layout_of_b(g).aligned))) {
-    return std::nullopt;
-  }
-  return x;
+// Returns whether a tile can compute a product on a device.
+inline bool can_run(const GemmArgs& g, const GemmDevice& device, const GemmTileChoice& x) {
+  if (x.sm90) return may_run_sm90(g, device);
+  const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
+  return g.kernels.sm80 && (aligned || !kGemmTiles[x.tile].aligned);
 }
 
-// Returns the cheapest candidate. At least one kernel can run the product.
+// Returns the tile of GemmArgs::variant, else the cheapest tile. At least one kernel can run the
+// product. The sm_90a kernel computes all products that it can.
 inline GemmCandidate choose(const GemmArgs& g, const GemmDevice& device) {
-  if (const auto forced = tile_of_variant(g.variant))
-    if (const auto candidate = forced_candidate(g, device, *forced)) return *candidate;
-  GemmCandidate best;
-  const auto consider = [&](const GemmCandidate& x) {
-    if (x.predicted.cost < best.predicted.cost) best = x;
-  };
-  if (may_run_sm90(g, device)) {
-    each_sm90(g, device, consider);
-    if (!best.is_cut() && best.predicted.cycles >= kSm90CertainCycles && best.sm90) return best;
-  }
-  if (g.kernels.sm80) each_sm80(g, device.multiprocessors, consider);
-  return best;
+  if (const auto x = tile_of_variant(g.variant); x && can_run(g, device, *x))
+    return {*x, GemmCost(g, x->sm90, x->tile, device.multiprocessors).cycles(x->splits)};
+  std::vector<GemmCandidate> all;
+  add_candidates(all, g, device, may_run_sm90(g, device));
+  return std::ranges::min(all, {}, &GemmCandidate::cycles);
 }
 
-// Returns 0 and the cheapest candidates besides choose(g, device), for Backend::gemm_variants.
+// Returns 0 and the cheapest tiles of both kernels besides choose(g, device), for
+// Backend::gemm_variants.
 inline std::vector<int64_t> plan_variants(const GemmArgs& g, const GemmDevice& device) {
   constexpr size_t kMost = 5;
   std::vector<GemmCandidate> all;
-  const auto add = [&](const GemmCandidate& x) { all.push_back(x); };
-  if (may_run_sm90(g, device)) each_sm90(g, device, add);
-  if (g.kernels.sm80) each_sm80(g, device.multiprocessors, add);
-  std::ranges::sort(all, {}, [](const GemmCandidate& x) { return x.predicted.cost; });
+  if (may_run_sm90(g, device)) add_candidates(all, g, device, true);
+  if (g.kernels.sm80) add_candidates(all, g, device, false);
+  std::ranges::sort(all, {}, &GemmCandidate::cycles);
   const int64_t chosen = variant_of(choose(g, device));
   std::vector<int64_t> variants{0};
   for (const GemmCandidate& x : all)
@@ -162,107 +94,73 @@ inline std::vector<int64_t> plan_variants(const GemmArgs& g, const GemmDevice& d
   return variants;
 }
 
-// Cuts the tail of a plan. Each share has at least one step.
-inline void cut_tail(GemmPlan& plan, const GemmCandidate& x, int64_t tiles) {
-  const int64_t splits = std::min<int64_t>(x.splits, plan.steps);
-  int64_t tail = tiles - std::min(tiles, x.whole);
-  if (splits <= 1) tail = 0;
-  plan.whole = static_cast<uint32_t>(tiles - tail);
-  plan.tail = static_cast<uint32_t>(tail);
-  plan.splits = tail > 0 ? static_cast<uint32_t>(splits) : 1;
-  plan.units = static_cast<uint32_t>(plan.whole + tail * splits);
+// Returns how many rows of tiles to compute together, column by column. Tiles of `at_a_time` blocks
+// then form about a square, and read few rows of a and columns of b.
+inline uint32_t group_rows(const TileExtents& t, int64_t tiles_m, int64_t at_a_time) {
+  const double side = std::sqrt(double(at_a_time) * t.n / t.m);
+  const auto group = static_cast<int64_t>(std::exp2(std::round(std::log2(side))));
+  return static_cast<uint32_t>(std::clamp<int64_t>(group, 1, tiles_m));
 }
 
-// Builds the plan of a candidate that can compute the product.
-inline GemmPlan make_plan(const GemmArgs& g, const GemmCandidate& x, const GemmDevice& device) {
+// Divides shared memory between the boxes and stages of the sm_90a kernel.
+inline void divide_memory(GemmPlan& plan, const GemmArgs& g, const Sm90Tile& t) {
+  const int bytes = size_of(g.out.dtype);
+  plan.reduce = adds_in_memory(g);
+  plan.plain = is_plain(g);
+  plan.box_columns = t.box_columns(plan.plain, bytes);
+  const int box_bytes = Sm90Tile::kBoxRows * plan.box_columns * bytes;
+  plan.boxes = t.boxes(plan.plain, bytes == 4, box_bytes);
+  plan.stages = t.stages(plan.boxes, box_bytes);
+  plan.shared_bytes = t.shared_bytes(plan.stages, plan.boxes, box_bytes);
+}
+
+// Builds the plan of a tile that can compute the product.
+inline GemmPlan make_plan(const GemmArgs& g, const GemmTileChoice& x, const GemmDevice& device) {
   GemmPlan plan;
   plan.sm90 = x.sm90;
   plan.tile = x.tile;
   plan.a_major = layout_of_a(g).major;
   plan.b_major = layout_of_b(g).major;
-  plan.cluster_m = x.cluster_m;
-  plan.cluster_n = x.cluster_n;
   const bool is_empty = g.m == 0 || g.n == 0 || g.batch == 0;
   // Column sums over no elements are zeros, which a block must still write.
   if (is_empty && !(g.n > 0 && g.column_sums)) return plan;
 
-  const GemmTile& sm80 = kGemmTiles[x.sm90 ? 0 : x.tile];
-  const Sm90Tile& sm90 = kSm90Tiles[x.sm90 ? x.tile : 0];
-  const int64_t block_m = x.sm90 ? sm90.m : sm80.m, block_n = x.sm90 ? sm90.n : sm80.n;
-  const int64_t tile_m = block_m * x.cluster_m, tile_n = block_n * x.cluster_n;
+  const TileExtents t = extents(x.sm90, x.tile);
   const int64_t batch = std::max<int64_t>(g.batch, 1);
-  plan.tiles_m = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.m, 1), tile_m));
-  plan.tiles_n = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.n, 1), tile_n));
+  plan.tiles_m = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.m, 1), t.m));
+  plan.tiles_n = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.n, 1), t.n));
   plan.terms = static_cast<int>(g.terms);
-  const int step = x.sm90 ? Sm90Tile::kStep : sm80.k;
-  plan.term_steps = is_empty ? 0 : static_cast<int>(ceil_div(g.k, step));
+  plan.term_steps = is_empty ? 0 : static_cast<int>(ceil_div(g.k, t.k));
   plan.steps = plan.term_steps * plan.terms;
 
   const int64_t tiles = batch * plan.tiles_m * plan.tiles_n;
-  cut_tail(plan, x, tiles);
-  const int cluster = x.cluster_m * x.cluster_n;
-  const int64_t at_a_time = x.sm90 ? sm90_clusters(cluster, device)
-                                   : int64_t{device.multiprocessors} * sm80.resident_blocks();
+  const int64_t splits = std::clamp<int64_t>(plan.steps, 1, x.splits);  // each has a step
+  const int resident = x.sm90 ? 1 : kGemmTiles[x.tile].resident_blocks();
+  const int64_t at_a_time = int64_t{device.multiprocessors} * resident;
+  plan.splits = static_cast<uint32_t>(splits);
+  plan.units = static_cast<uint32_t>(tiles * splits);
   plan.blocks = plan.units;
-  if (x.sm90)
-    plan.blocks = static_cast<uint32_t>(std::min<int64_t>(plan.units, at_a_time) * cluster);
-  plan.group = group_rows(g, plan, tile_m, tile_n, at_a_time);
+  if (x.sm90) plan.blocks = static_cast<uint32_t>(std::min<int64_t>(plan.units, at_a_time));
+  plan.group = group_rows(t, plan.tiles_m, at_a_time);
+  if (x.sm90) divide_memory(plan, g, kSm90Tiles[x.tile]);
 
-  if (x.sm90) {
-    const Sm90Memory memory = sm90_memory(g, sm90);
-    plan.reduce = adds_in_memory(g);
-    plan.plain = is_plain(g);
-    plan.stages = memory.stages;
-    plan.boxes = memory.boxes;
-    plan.box_columns = memory.box_columns;
-    plan.shared_bytes = memory.bytes;
+  if (splits > 1) {
+    const bool is_team = x.sm90 && !kSm90Tiles[x.tile].ping_pong;
+    plan.column_sums_offset = plan.units * int64_t{t.m} * t.n * 4;
+    plan.column_tickets = tiles * (is_team ? Sm90Tile::kConsumers : 1);
   }
-
-  const int64_t width = int64_t{plan.tiles_n} * x.cluster_n;  // in tiles of one block
-  const int64_t consumers = x.sm90 && !sm90.ping_pong ? Sm90Tile::kConsumers : 1;  // per tile
-  plan.column_sums_offset = int64_t{plan.tail} * plan.splits * tile_m * tile_n * 4;
-  plan.column_tickets = int64_t{plan.tail} * cluster * consumers;
   plan.workspace_bytes = plan.column_sums_offset;
   plan.tickets = plan.column_tickets;
   if (g.column_sums) {  // sm_90a: one row per 64 rows of a consumer
     const int64_t rows = x.sm90 ? ceil_div(g.m, Sm90Tile::kBoxRows) : plan.tiles_m;
-    plan.workspace_bytes += batch * rows * width * block_n * 4;
-    plan.tickets += width;
+    plan.workspace_bytes += batch * rows * plan.tiles_n * t.n * 4;
+    plan.tickets += plan.tiles_n;
   }
   return plan;
 }
 
 inline GemmPlan choose_plan(const GemmArgs& g, const GemmDevice& device) {
   return make_plan(g, choose(g, device), device);
-}
-
-// ---- description
-// ---------------------------------------------------------------------------------
-
-inline std::string describe(const GemmTile& t) {
-  return "tile " + std::to_string(t.m) + "x" + std::to_string(t.n) + "x" + std::to_string(t.k) +
-         ", " + std::to_string(t.threads() / 32) + " warps, " + std::to_string(t.stages) +
-         " stages, " + (t.aligned ? "16-byte loads" : "loads of single elements");
-}
-
-inline std::string describe(const Sm90Tile& t) {
-  return "sm90 tile " + std::to_string(t.m) + "x" + std::to_string(t.n) + "x" +
-         std::to_string(Sm90Tile::kStep) + (t.ping_pong ? ", ping-pong" : ", cooperative");
-}
-
-inline std::string describe(const GemmPlan& plan) {
-  const auto major = [](Major m) { return m == Major::k ? "k" : "mn"; };
-  const auto number = [](int64_t x) { return std::to_string(x); };
-  std::string text = plan.sm90 ? describe(kSm90Tiles[plan.tile]) : describe(kGemmTiles[plan.tile]);
-  if (plan.sm90)
-    text += ", cluster " + number(plan.cluster_m) + "x" + number(plan.cluster_n) + ", " +
-            number(plan.stages) + " stages" + (plan.reduce ? ", added to out by TMA" : "");
-  text += std::string("; a ") + major(plan.a_major) + "-major, b " + major(plan.b_major) +
-          "-major; " + number(plan.tiles_m) + "x" + number(plan.tiles_n) + " tiles, ";
-  if (plan.tail > 0 && plan.whole > 0) text += number(plan.whole) + " whole, the others in ";
-  if (plan.tail > 0) text += number(plan.splits) + " splits, ";
-  return text + number(plan.steps) + " steps, groups of " + number(plan.group) + " rows; " +
-         number(plan.blocks) + " blocks; " + number(plan.workspace_bytes) + " bytes of workspace";
 }
 
 }  // namespace amp_ext

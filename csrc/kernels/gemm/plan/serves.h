@@ -11,23 +11,25 @@ namespace amp_ext {
 
 // An operand as lines of contiguous elements. The stride of a dimension of size 1 has no effect.
 struct OperandLayout {
-  bool contiguous = false;  // false: no kernel can load it
-  Major major = Major::k;
-  bool aligned = false;
+  Major major;
+  int64_t length;  // of a line
+  int64_t lines;
+  int64_t line_stride;
+  bool contiguous;  // false: no kernel can load it
+  bool aligned;
 };
 
 inline OperandLayout layout_of(const MatrixRef& x, int64_t mn_stride, int64_t k_stride, int64_t mn,
                                int64_t k, int64_t matrices) {
-  const auto as_major = [&](Major major) {
-    const bool by_k = major == Major::k;
-    const int64_t length = by_k ? k : mn, stride = by_k ? k_stride : mn_stride;
-    const int64_t lines = by_k ? mn : k, line_stride = by_k ? mn_stride : k_stride;
+  const auto as_lines = [&](Major major, int64_t length, int64_t stride, int64_t lines,
+                            int64_t line_stride) {
     const bool aligned = reinterpret_cast<uintptr_t>(x.data) % 16 == 0 &&
                          (lines <= 1 || line_stride % 8 == 0) &&
                          (matrices <= 1 || x.batch_stride % 8 == 0);
-    return OperandLayout{length <= 1 || stride == 1, major, aligned};
+    return OperandLayout{major, length, lines, line_stride, length <= 1 || stride == 1, aligned};
   };
-  const OperandLayout by_k = as_major(Major::k), by_mn = as_major(Major::mn);
+  const OperandLayout by_k = as_lines(Major::k, k, k_stride, mn, mn_stride);
+  const OperandLayout by_mn = as_lines(Major::mn, mn, mn_stride, k, k_stride);
   if (by_k.contiguous && (by_k.aligned || !by_mn.contiguous || !by_mn.aligned)) return by_k;
   return by_mn;
 }
@@ -40,25 +42,23 @@ inline OperandLayout layout_of_b(const GemmArgs& g) {
   return layout_of(g.b, g.b.column_stride, g.b.row_stride, g.n, g.k, g.batch * g.terms);
 }
 
-constexpr int64_t kGemmMostBlocks = INT32_MAX;  // of a grid along x
-
 // Returns whether the sm_80 kernel can compute a product.
 inline bool can_run_sm80(const GemmArgs& g) {
   const auto is_16_bit = [](DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; };
   const auto is_narrow = [](const MatrixRef& x) { return !x.data || x.dtype != DType::f64; };
   const auto has_rows = [](const MatrixRef& x) { return !x.data || x.column_stride == 1; };
-  // The smallest tile bounds the number of blocks.
-  const double tiles = std::ceil(g.m / 64.0) * std::ceil(g.n / 64.0) * g.batch;
+  // The narrowest tiles bound the number of blocks.
+  const double tiles = std::ceil(g.m / 16.0) * std::ceil(g.n / 16.0) * g.batch;
   const double steps = std::ceil(g.k / 32.0) * g.terms;  // bounds a 32-bit count
   return is_16_bit(g.a.dtype) && g.a.dtype == g.b.dtype && layout_of_a(g).contiguous &&
          layout_of_b(g).contiguous && g.out.dtype != DType::f64 && is_narrow(g.c) &&
          g.bias.dtype != DType::f64 && is_narrow(g.aux) && has_rows(g.out) && has_rows(g.aux) &&
-         tiles <= kGemmMostBlocks && g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
+         tiles <= INT32_MAX && g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
 }
 
 // ---- sm_90a -------------------------------------------------------------------------------------
 
-// The largest size that TMA's 32-bit coordinates address, less a cluster's reach past the edge.
+// The largest size that TMA's 32-bit coordinates address, less a tile's reach past the edge.
 constexpr int64_t kTmaMostSize = INT32_MAX - 1024;
 constexpr int64_t kTmaMostStride = int64_t{1} << 40;  // bytes, exclusive
 
@@ -74,14 +74,12 @@ inline bool tma_can_store(const MatrixRef& x, const GemmArgs& g) {
 }
 
 // Returns whether a tensor map can describe an operand.
-inline bool tma_can_load(const MatrixRef& x, const OperandLayout& layout, int64_t mn_stride,
-                         int64_t k_stride, int64_t mn, int64_t k, int64_t matrices) {
-  if (!layout.aligned) return false;
-  const bool by_k = layout.major == Major::k;
-  const int64_t length = by_k ? k : mn, lines = by_k ? mn : k;
-  const int64_t line_stride = by_k ? mn_stride : k_stride;
-  return (lines <= 1 || (line_stride >= length && line_stride < kTmaMostStride / 2)) &&
-         (matrices <= 1 || (x.batch_stride >= 0 && x.batch_stride < kTmaMostStride / 2));
+inline bool tma_can_load(const MatrixRef& x, const OperandLayout& layout, int64_t matrices) {
+  constexpr int64_t kMost = kTmaMostStride / 2;
+  return layout.aligned &&
+         (layout.lines <= 1 ||
+          (layout.line_stride >= layout.length && layout.line_stride < kMost)) &&
+         (matrices <= 1 || (x.batch_stride >= 0 && x.batch_stride < kMost));
 }
 
 // Returns whether the sm_90a kernel can compute a product.
@@ -94,49 +92,23 @@ inline bool can_run_sm90(const GemmArgs& g) {
   const auto is_like_out = [&](const MatrixRef& x) {
     return !x.data || (x.dtype == g.out.dtype && tma_can_store(x, g));
   };
-  return tma_can_load(g.a, layout_of_a(g), g.a.row_stride, g.a.column_stride, g.m, g.k, matrices) &&
-         tma_can_load(g.b, layout_of_b(g), g.b.column_stride, g.b.row_stride, g.n, g.k, matrices) &&
-         tma_can_store(g.out, g) && !(g.c.data && g.aux.data) && is_like_out(g.c) &&
-         is_like_out(g.aux) && !(g.bias.data && g.column_sums) &&
-         (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
+  return tma_can_load(g.a, layout_of_a(g), matrices) &&
+         tma_can_load(g.b, layout_of_b(g), matrices) && tma_can_store(g.out, g) &&
+         !(g.c.data && g.aux.data) && is_like_out(g.c) && is_like_out(g.aux) &&
+         !(g.bias.data && g.column_sums) && (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
 }
 
 // Returns whether TMA can add the product to out in memory, which excludes any other epilogue. (As
 // with atomic additions, FP32 values below 2^-126 may count as 0.)
 inline bool adds_in_memory(const GemmArgs& g) {
-  return g.c.data && g.c.data == g.out.data && g.c.dtype == DType::f32 &&
-         g.out.dtype == DType::f32 && (g.m <= 1 || g.c.row_stride == g.out.row_stride) &&
-         (g.n <= 1 || g.c.column_stride == g.out.column_stride) &&
-         (g.batch <= 1 || g.c.batch_stride == g.out.batch_stride) && g.beta == 1 && !g.aux.data &&
-         g.activation == Activation::none && !g.derivative && !g.column_sums;
+  return adds_to_out(g) && g.out.dtype == DType::f32 && g.beta == 1 && !g.aux.data &&
+         g.activation == Activation::none && !g.column_sums;
 }
 
 // Returns whether alpha and the bias alone complete the result, in fp32 or the operands' type.
 inline bool is_plain(const GemmArgs& g) {
   return (!g.c.data || adds_in_memory(g)) && !g.aux.data && g.activation == Activation::none &&
          !g.column_sums && (g.out.dtype == DType::f32 || g.out.dtype == g.a.dtype);
-}
-
-// Returns whether the sm_90a consumers move c or aux through their boxes.
-inline bool has_c_or_aux(const GemmArgs& g) {
-  return (g.c.data && !adds_in_memory(g)) || g.aux.data;
-}
-
-// The division of shared memory in the sm_90a kernel.
-struct Sm90Memory {
-  int stages;
-  int boxes;  // per consumer
-  int box_columns;
-  int bytes;
-};
-
-inline Sm90Memory sm90_memory(const GemmArgs& g, const Sm90Tile& t) {
-  const int element_bytes = size_of(g.out.dtype);
-  const int columns = t.box_columns(is_plain(g), element_bytes);
-  const int box_bytes = Sm90Tile::kBoxRows * columns * element_bytes;
-  const int boxes = t.boxes(has_c_or_aux(g), element_bytes == 4, box_bytes);
-  const int stages = t.stages(boxes, box_bytes);
-  return {stages, boxes, columns, t.shared_bytes(stages, boxes, box_bytes)};
 }
 
 }  // namespace amp_ext

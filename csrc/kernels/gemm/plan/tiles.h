@@ -94,16 +94,14 @@ struct Sm90Tile {
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = (1 + kConsumers) * 128;
   // A part is 64 rows by 32 columns: a consumer finishes one at a time, and TMA stores it from a
-  // box of shared memory. A box of a plain result (see is_plain) has rows of 128 bytes instead, if
-  // these divide the tile.
+  // box of shared memory. A box of a plain result (see is_plain) has rows of 128 bytes instead.
   static constexpr int kBoxRows = 64;
   static constexpr int kPartColumns = 32;
-  AMP_EXT_HOST_DEVICE constexpr int box_columns(bool plain, int element_bytes) const {
-    const int whole = 128 / element_bytes;
-    return plain && n % whole == 0 ? whole : kPartColumns;
+  AMP_EXT_HOST_DEVICE static constexpr int box_columns(bool plain, int element_bytes) {
+    return plain ? 128 / element_bytes : kPartColumns;
   }
   static constexpr int kMostStages = 8;
-  static constexpr int kMostBoxes = 5;            // per consumer
+  static constexpr int kMostBoxes = 4;            // per consumer
   static constexpr int kHeaderBytes = 3 << 10;    // barriers, units, and the bias or column sums
   static constexpr int kSharedBytes = 227 << 10;  // limit of a block
 
@@ -126,35 +124,25 @@ struct Sm90Tile {
     const int room = kSharedBytes - kHeaderBytes - boxes_bytes(boxes, box_bytes);
     return std::min(kMostStages, room / stage_bytes());
   }
-  // Products with c or aux have four boxes, since these also pass through boxes. Cooperative tiles
-  // with an fp32 result have at least four too: all blocks store at about the same time, and
-  // results in boxes do not delay the next tile. Further boxes are added as long as they cost no
-  // stage.
-  AMP_EXT_HOST_DEVICE constexpr int least_boxes(bool is_fp32) const {
-    return is_fp32 && !ping_pong ? 4 : 2;
-  }
-  AMP_EXT_HOST_DEVICE constexpr int most_boxes(bool is_fp32) const {
-    return is_fp32 && !ping_pong ? kMostBoxes : 4;
-  }
-  constexpr int boxes(bool has_c_or_aux, bool is_fp32, int box_bytes) const {
-    if (has_c_or_aux) return 4;
-    const int least = least_boxes(is_fp32);
-    int boxes = most_boxes(is_fp32);
-    while (boxes > least && stages(boxes, box_bytes) < stages(least, box_bytes)) --boxes;
-    return boxes;
+  // Four boxes hold results and parts of c or aux. A plain result has two, if these leave room for
+  // a stage more. All blocks of cooperative tiles store an fp32 result at about the same time, and
+  // four boxes then do not delay the next tile.
+  constexpr int boxes(bool plain, bool is_fp32, int box_bytes) const {
+    if (!plain || (is_fp32 && !ping_pong)) return kMostBoxes;
+    return stages(2, box_bytes) > stages(kMostBoxes, box_bytes) ? 2 : kMostBoxes;
   }
 };
 
 inline constexpr Sm90Tile kSm90Tiles[] = {
-    {128, 256, false}, {256, 128, false}, {128, 224, false}, {128, 192, false},
-    {128, 160, false}, {128, 128, true},  {64, 256, true},   {64, 128, true},
+    {128, 256, false}, {256, 128, false}, {128, 192, false},
+    {128, 128, true},  {64, 256, true},   {64, 128, true},
 };
 constexpr int kSm90TileCount = sizeof(kSm90Tiles) / sizeof(kSm90Tiles[0]);
 
 constexpr bool is_sound(const Sm90Tile& t) {
   constexpr int kRegisters =
       (Sm90Tile::kProducerRegisters + Sm90Tile::kConsumers * Sm90Tile::kConsumerRegisters) * 128;
-  return t.consumer_m() % 64 == 0 && t.m <= 256 && t.n % 32 == 0 && t.n <= 256 &&
+  return t.consumer_m() % 64 == 0 && t.m <= 256 && t.n % 64 == 0 && t.n <= 256 &&
          kRegisters <= 65536 && kRegisters <= 168 * Sm90Tile::kThreads &&
          t.sums() + 100 <= Sm90Tile::kConsumerRegisters &&
          t.stages(Sm90Tile::kMostBoxes, Sm90Tile::kBoxRows * 128) >= 3;
@@ -162,26 +150,32 @@ constexpr bool is_sound(const Sm90Tile& t) {
 
 static_assert(std::ranges::all_of(kSm90Tiles, [](const Sm90Tile& t) { return is_sound(t); }));
 
+// ---- both ---------------------------------------------------------------------------------------
+
+struct TileExtents {
+  int m;
+  int n;
+  int k;
+};
+
+constexpr TileExtents extents(bool sm90, int tile) {
+  if (sm90) return {kSm90Tiles[tile].m, kSm90Tiles[tile].n, Sm90Tile::kStep};
+  return {kGemmTiles[tile].m, kGemmTiles[tile].n, kGemmTiles[tile].k};
+}
+
 // ---- devices ------------------------------------------------------------------------------------
 
 // The device properties that the planner uses.
 struct GemmDevice {
   int multiprocessors = 1;
-  bool sm90 = false;            // runs code for sm_90a
-  int active_clusters[2] = {};  // of one and two blocks; 0: by multiprocessors
-
-  bool operator==(const GemmDevice&) const = default;
+  bool sm90 = false;  // runs code for sm_90a
 };
 
 // ---- plans --------------------------------------------------------------------------------------
 
-// Describes how to compute a product. A unit is the work that a block or cluster takes at a time.
-// Each of the first tiles is one unit. The other tiles, the tail, are cut along k into `splits`
-// equal units each. The share that ends last adds its tile's shares, in order.
-//
-// sm_80 has one block per unit, and splits all tiles or none. sm_90a has persistent blocks in
-// clusters of one or two. Both blocks of a cluster compute neighbouring tiles, and each loads half
-// of the operand that they share. A cluster's pair of tiles counts as one tile here.
+// Describes how to compute a product. Each tile is cut along k into `splits` units, its shares. The
+// share that ends last adds its tile's shares, in order. sm_80 has one block per unit, sm_90a has
+// persistent blocks.
 struct GemmPlan {
   bool sm90 = false;
   int tile = 0;  // index in kSm90Tiles or kGemmTiles
@@ -189,10 +183,8 @@ struct GemmPlan {
   Major b_major = Major::k;
   uint32_t tiles_m = 0;
   uint32_t tiles_n = 0;
-  uint32_t units = 0;  // 0: no work
-  uint32_t whole = 0;
-  uint32_t tail = 0;
   uint32_t splits = 1;
+  uint32_t units = 0;  // 0: no work
   uint32_t blocks = 0;
   uint32_t group = 1;  // rows of tiles computed together, column by column
   int terms = 1;
@@ -200,8 +192,6 @@ struct GemmPlan {
   int steps = 0;       // of all terms
 
   // Only for sm_90a:
-  int cluster_m = 1;  // blocks of a cluster in a column, which share b
-  int cluster_n = 1;  // blocks of a cluster in a row, which share a
   int stages = 0;
   int boxes = 0;  // per consumer
   int box_columns = 0;
@@ -212,7 +202,7 @@ struct GemmPlan {
   // Offsets in the workspace, in bytes. The shares' sums begin at 0.
   int64_t column_sums_offset = 0;
   int64_t workspace_bytes = 0;
-  // Tickets of the tail's tiles, followed by one per column of tiles if there are column sums.
+  // Tickets of cut tiles, followed by one per column of tiles if there are column sums.
   int64_t column_tickets = 0;
   int64_t tickets = 0;
 };

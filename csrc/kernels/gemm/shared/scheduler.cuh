@@ -9,10 +9,8 @@
 namespace amp_ext {
 
 struct GemmWork {
-  uint32_t tile;    // index among all tiles
-  uint32_t share;   // index among the tile's shares
-  uint32_t shares;  // number of the tile's shares
-  uint32_t slot;    // workspace index of the tile's first share, if there are several
+  uint32_t tile;   // index among all tiles
+  uint32_t share;  // index among the tile's shares
   int64_t batch;
   uint32_t m;  // row and column in the grid of tiles
   uint32_t n;
@@ -28,25 +26,13 @@ AMP_EXT_HOST_DEVICE inline int share_begin(int steps, uint32_t splits, uint32_t 
   return static_cast<int>(share * each + (share < longer ? share : longer));
 }
 
-// Fills in a share of a tail tile, and returns its first step along k.
-AMP_EXT_HOST_DEVICE inline int find_share(GemmWork& work, const GemmPlan& plan, uint32_t unit) {
-  const uint32_t tile = (unit - plan.whole) / plan.splits;
-  work.tile = plan.whole + tile;
-  work.share = (unit - plan.whole) % plan.splits;
-  work.shares = plan.splits;
-  work.slot = tile * plan.splits;
-  const int begin = share_begin(plan.steps, plan.splits, work.share);
-  work.steps = share_begin(plan.steps, plan.splits, work.share + 1) - begin;
-  return begin;
-}
-
 // Returns the work of a unit. Units run about in order of their index. Concurrent units compute
 // `group` rows of tiles, column by column, so that they read few parts of a and b, which L2 then
 // holds.
 AMP_EXT_HOST_DEVICE inline GemmWork work_of(const GemmPlan& plan, uint32_t unit) {
-  GemmWork work{.tile = unit, .share = 0, .shares = 1, .slot = 0};
-  work.steps = plan.steps;
-  const int begin = unit >= plan.whole ? find_share(work, plan, unit) : 0;
+  GemmWork work{.tile = unit / plan.splits, .share = unit % plan.splits};
+  const int begin = share_begin(plan.steps, plan.splits, work.share);
+  work.steps = share_begin(plan.steps, plan.splits, work.share + 1) - begin;
   const uint32_t tiles = plan.tiles_m * plan.tiles_n;
   work.batch = work.tile / tiles;
   const uint32_t in_matrix = work.tile % tiles;

@@ -14,7 +14,7 @@ __device__ void stage_bias(Sm90Header& header, const GemmArgs& g) {
   const int lane = threadIdx.x % kWarp;
   for (uint32_t round = 0;; ++round) {
     const Sm90Unit unit = read_unit(header, round);
-    if (unit.work.steps == 0) return;
+    if (unit.steps == 0) return;
     float bias[kColumns];
     with_type(g.bias.dtype, [&](auto zero) {
       using T = decltype(zero);

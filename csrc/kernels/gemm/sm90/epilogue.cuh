@@ -141,9 +141,7 @@ class Sm90Epilogue {
         if constexpr (kBias) x.add(bias + j * kBoxColumns);
         unsigned char* const to = boxes_ + slots_.at * kRows * kBoxColumns * int{sizeof(T)};
         writer.write(x, to);
-        constexpr bool kIsFp32 = sizeof(T) == 4;
-        constexpr int kLeast = kTile.least_boxes(kIsFp32), kMost = kTile.most_boxes(kIsFp32);
-        meet<kLeast - 1, kMost - 1>(leads, plan_.boxes - 1);
+        meet(leads, plan_.boxes - 1);
         if (leads) {
           const int x_at = tile.column + j * kBoxColumns, y_at = tile.row + i * kRows;
           if (sizeof(T) == 4 && plan_.reduce)
@@ -196,7 +194,7 @@ class Sm90Epilogue {
     if (!g_.derivative) activate(g_.activation, x.at);
     if (g_.column_sums) sum_columns(x, row, number);
     write(x, to);
-    meet<1, Sm90Tile::kMostBoxes - 1>(is_leader(), stores_read());
+    meet(is_leader(), stores_read());
     if (is_leader()) {
       ptx::tma_store(maps_.out, to, column, row, batch);
       if (stores_aux()) ptx::tma_store(maps_.side, to + box_bytes(), column, row, batch);
@@ -206,22 +204,18 @@ class Sm90Epilogue {
   }
 
   // Meets all threads of a consumer after writing a box. Afterwards the box is complete, and at
-  // most `stores` - 1 earlier stores may still read their boxes. `stores` is between kLeast and
-  // kMost.
-  template <int kLeast, int kMost>
+  // most `stores` - 1 earlier stores may still read their boxes.
   __device__ void meet(bool leads, int stores) const {
-    static_assert(kMost <= 4);
+    static_assert(Sm90Tile::kMostBoxes == 4);
     // Every writing thread issues the fence, since TMA reads through another proxy.
     ptx::fence_proxy_async();
     if (leads) {
-      if (kLeast <= 1 && stores == 1)
+      if (stores == 1)
         ptx::bulk_wait_read<0>();
-      else if (kLeast <= 2 && stores == 2)
+      else if (stores == 2)
         ptx::bulk_wait_read<1>();
-      else if (kMost <= 3 || stores == 3)
-        ptx::bulk_wait_read<2>();
       else
-        ptx::bulk_wait_read<3>();
+        ptx::bulk_wait_read<2>();
     }
     consumer_sync(consumer_);
   }
@@ -258,9 +252,7 @@ class Sm90Epilogue {
   __device__ float* column_sums() const {
     return reinterpret_cast<float*>(workspace_ + plan_.column_sums_offset);
   }
-  __device__ int64_t column_sums_width() const {
-    return int64_t{plan_.tiles_n} * plan_.cluster_n * kTile.n;
-  }
+  __device__ int64_t column_sums_width() const { return int64_t{plan_.tiles_n} * kTile.n; }
   __device__ int64_t tile_rows() const { return (g_.m + kTile.m - 1) / kTile.m; }
 
   // Adds up a column of tiles in its last consumer, in a fixed order.

@@ -1,15 +1,12 @@
 // Defines the sm_90a GEMM kernel and launches its instances for one operand type.
 //
-// The grid is persistent: blocks, alone or in clusters of two, take units of work until none is
-// left. The first of a block's three warpgroups produces, the others consume.
+// The grid is persistent: blocks take units of work until none is left. The first of a block's
+// three warpgroups produces, the others consume.
 #pragma once
-
-#include <array>
-#include <type_traits>
-#include <utility>
 
 #include "epilogue.cuh"
 #include "gemm/shared/instances.h"
+#include "gemm/shared/split.cuh"
 #include "launch.cuh"
 #include "tensor_map.cuh"
 
@@ -24,12 +21,11 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
   const int first_row = kTile.ping_pong ? 0 : consumer * kTile.consumer_m();
   for (uint32_t round = 0;; ++round) {
     const Sm90Unit unit = read_unit(header, round);
-    const GemmWork& work = unit.work;
-    if (work.steps == 0) break;
+    if (unit.steps == 0) break;
     if (kTile.ping_pong && round % Sm90Tile::kConsumers != consumer) continue;
     BlockTile tile = unit.tile;
     tile.row += first_row;
-    if (tile.inside && work.shares == 1) epilogue.prefetch(tile);
+    if (plan.splits == 1) epilogue.prefetch(tile);
     // Ping-pong consumers alternate: one begins after the other has passed all its steps, since
     // parity cannot tell a stage's phase from the one two before. Tensor cores thus compute one
     // tile at a time, back to back.
@@ -37,17 +33,19 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
     if (kTile.ping_pong) ptx::mbarrier_wait(header.turn[consumer], consumer == 0 ? turn ^ 1 : turn);
     typename Gemm::Sums sums;
     forget(sums);
-    accumulate<Gemm>(sums, header, stages, plan, first_row, work.steps, unit.stages, [&] {
+    accumulate<Gemm>(sums, header, stages, plan, first_row, unit.steps, unit.stages, [&] {
       if (kTile.ping_pong && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header.turn[consumer ^ 1]);
-      if (work.shares > 1) Share<Gemm>(header, plan, work, consumer, workspace, tickets).look();
     });
     const StagedBias bias(header, g, round);
-    if (!tile.inside) continue;
-    if (work.shares > 1) {
-      const Share<Gemm> share(header, plan, work, consumer, workspace, tickets);
-      if (!share.is_last(sums)) continue;
+    if (plan.splits > 1) {
+      const uint32_t part = unit.number * Gemm::kTeam + (Gemm::kTeam > 1 ? consumer : 0);
+      const auto is_last = [&] {
+        return is_last_consumer(tickets + part, plan.splits, header.last[consumer], consumer);
+      };
+      if (!add_shares<kWarpgroup>(sums, workspace, part, unit.share, plan.splits, consumer_thread(),
+                                  is_last))
+        continue;
       epilogue.prefetch(tile);
-      share.add_up(sums);
     }
     epilogue.finish(sums, tile, bias.columns());
   }
@@ -59,7 +57,7 @@ __device__ void init_barriers(Sm90Header& header, const GemmArgs& g, const GemmP
   constexpr int kTeamWarps = Gemm::kTeam * kWarpgroup / 32;
   for (int i = 0; i < plan.stages; ++i) {
     ptx::mbarrier_init(header.full[i], 1);
-    ptx::mbarrier_init(header.empty[i], plan.cluster_m * plan.cluster_n * kTeamWarps);
+    ptx::mbarrier_init(header.empty[i], kTeamWarps);
   }
   for (ptx::Mbarrier& turn : header.turn) ptx::mbarrier_init(turn, kWarpgroup / 32);
   for (auto& of_consumer : header.side_full)
@@ -90,11 +88,7 @@ __global__ void __launch_bounds__(Sm90Tile::kThreads, 1)
       init_barriers<Gemm>(header, args, plan);
     }
     ptx::wait_for_previous_grid();
-    // All barriers are initialised before any use, also by the other block's TMA and consumers.
-    if (plan.cluster_m * plan.cluster_n > 1)
-      ptx::cluster_sync();
-    else
-      ptx::block_sync();
+    ptx::block_sync();  // all barriers are initialised before any use
 
     const int warpgroup = threadIdx.x / kWarpgroup;
     if (warpgroup == 0) {
@@ -135,10 +129,9 @@ inline bool encode(CUtensorMap& map, const MatrixRef& x, int64_t length, int64_t
 
 template <class Operand>
 bool encode_operand(CUtensorMap& map, const MatrixRef& x, int64_t mn, int64_t mn_stride, int64_t k,
-                    int64_t k_stride, int64_t count, int shares) {
-  const uint32_t box_lines = Operand::kLines / shares;
-  return Operand::kByK ? encode(map, x, k, mn, mn_stride, count, Operand::kRow, box_lines)
-                       : encode(map, x, mn, k, k_stride, count, Operand::kRow, box_lines);
+                    int64_t k_stride, int64_t count) {
+  return Operand::kByK ? encode(map, x, k, mn, mn_stride, count, kAtom, Operand::kLines)
+                       : encode(map, x, mn, k, k_stride, count, kAtom, Operand::kLines);
 }
 
 template <class Gemm>
@@ -149,50 +142,36 @@ bool encode_maps(Sm90Maps& maps, const GemmArgs& g, const GemmPlan& plan) {
   const MatrixRef& side = g.c.data ? g.c : g.aux;
   const int64_t products = g.batch * g.terms;
   return encode_operand<typename Gemm::A>(maps.a, g.a, g.m, g.a.row_stride, g.k, g.a.column_stride,
-                                          products, plan.cluster_n) &&
+                                          products) &&
          encode_operand<typename Gemm::B>(maps.b, g.b, g.n, g.b.column_stride, g.k, g.b.row_stride,
-                                          products, plan.cluster_m) &&
+                                          products) &&
          result(maps.out, g.out) && (!side.data || result(maps.side, side));
 }
 
-template <class T, int kTileIndex, Major kA, Major kB>
-Status launch_sm90_instance(const GemmArgs& args, const GemmPlan& plan, void* workspace,
-                            uint32_t* tickets, cuda::Stream stream) {
-  constexpr auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
-  // This query binds the device's context to a new thread, as the encoder requires.
-  (void)waits_for_previous_grid(reinterpret_cast<const void*>(kernel));
-  Sm90Maps maps{};
-  if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan)) return Status::no_tensor_map;
-  // The limit covers every plan.
-  if (allow_shared_bytes<kernel, Sm90Tile::kSharedBytes>() != cudaSuccess)
-    return Status::launch_failed;
-  return launch_clusters(kernel, static_cast<int>(plan.blocks), plan.cluster_m * plan.cluster_n,
-                         Sm90Tile::kThreads, plan.shared_bytes, stream, maps, args, plan,
-                         static_cast<unsigned char*>(workspace), tickets);
-}
-
-template <class T, int kTileIndex>
-Status launch_sm90_tile(const GemmArgs& args, const GemmPlan& plan, void* workspace,
-                        uint32_t* tickets, cuda::Stream stream) {
-  constexpr Major k = Major::k, mn = Major::mn;
-  const auto of_a_by_k = plan.b_major == k ? launch_sm90_instance<T, kTileIndex, k, k>
-                                           : launch_sm90_instance<T, kTileIndex, k, mn>;
-  const auto of_a_by_m = plan.b_major == k ? launch_sm90_instance<T, kTileIndex, mn, k>
-                                           : launch_sm90_instance<T, kTileIndex, mn, mn>;
-  return (plan.a_major == k ? of_a_by_k : of_a_by_m)(args, plan, workspace, tickets, stream);
-}
-
-template <class T, int... kTileIndices>
-constexpr std::array<GemmLauncher, sizeof...(kTileIndices)> sm90_launchers(
-    std::integer_sequence<int, kTileIndices...>) {
-  return {launch_sm90_tile<T, kTileIndices>...};
-}
+template <class T>
+struct Sm90Kernel {
+  template <int kTileIndex, Major kA, Major kB>
+  static Status launch_one(const GemmArgs& args, const GemmPlan& plan, void* workspace,
+                           uint32_t* tickets, cuda::Stream stream) {
+    constexpr auto kernel = gemm_sm90_kernel<T, kTileIndex, kA, kB>;
+    // This query binds the device's context to a new thread, as the encoder requires.
+    (void)waits_for_previous_grid(reinterpret_cast<const void*>(kernel));
+    Sm90Maps maps{};
+    if (!encode_maps<Sm90Gemm<T, kTileIndex, kA, kB>>(maps, args, plan))
+      return Status::no_tensor_map;
+    // The limit covers every plan.
+    if (allow_shared_bytes<kernel, Sm90Tile::kSharedBytes>() != cudaSuccess)
+      return Status::launch_failed;
+    return launch(kernel, static_cast<int>(plan.blocks), Sm90Tile::kThreads, plan.shared_bytes,
+                  stream, maps, args, plan, static_cast<unsigned char*>(workspace), tickets);
+  }
+};
 
 template <class T>
 Status launch_sm90(const GemmArgs& args, const GemmPlan& plan, void* workspace, uint32_t* tickets,
                    cuda::Stream stream) {
-  constexpr auto kLaunchers = sm90_launchers<T>(std::make_integer_sequence<int, kSm90TileCount>{});
-  return kLaunchers[plan.tile](args, plan, workspace, tickets, stream);
+  return launch_instance<Sm90Kernel<T>>(std::make_integer_sequence<int, kSm90TileCount>{}, args,
+                                        plan, workspace, tickets, stream);
 }
 
 }  // namespace amp_ext

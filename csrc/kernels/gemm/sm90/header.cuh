@@ -27,18 +27,18 @@ struct Ring {
   }
 };
 
-// A tile of this block: its origin, and whether it overlaps the matrix. The second tile of a
-// cluster may lie outside; its block then only loads for the other block.
+// The origin of a tile.
 struct BlockTile {
   int batch;
   int row;
   int column;
-  bool inside;
 };
 
 // A unit of the block, as published by the producer.
 struct Sm90Unit {
-  GemmWork work;  // work.steps of 0 ends the units
+  uint32_t number;  // of the tile
+  uint32_t share;
+  int steps;  // 0 ends the units
   BlockTile tile;
   Ring stages;  // stage of its first step
 };
@@ -47,7 +47,7 @@ struct Sm90Unit {
 struct alignas(kSwizzleAlignment) Sm90Header {
   static constexpr int kUnits = 4, kBiases = 2;
   ptx::Mbarrier full[Sm90Tile::kMostStages];   // TMA has written the stage
-  ptx::Mbarrier empty[Sm90Tile::kMostStages];  // all readers of this block's copies are done
+  ptx::Mbarrier empty[Sm90Tile::kMostStages];  // the consumers have read the stage
   ptx::Mbarrier turn[Sm90Tile::kConsumers];    // the other ping-pong consumer has multiplied
   ptx::Mbarrier side_full[Sm90Tile::kConsumers][Sm90Tile::kMostBoxes];  // TMA has written the box
   ptx::Mbarrier unit_full[kUnits];    // the producer has written the unit
@@ -62,7 +62,6 @@ struct alignas(kSwizzleAlignment) Sm90Header {
     float column_sums[Sm90Tile::kConsumers][2][4][Sm90Tile::kPartColumns];
   };
   bool last[Sm90Tile::kConsumers];
-  bool others_there[Sm90Tile::kConsumers];  // the tile's other shares are complete
 };
 static_assert(sizeof(Sm90Header) == Sm90Tile::kHeaderBytes);
 
@@ -81,8 +80,8 @@ __device__ inline Sm90Unit read_unit(Sm90Header& header, uint32_t round) {
   Sm90Unit unit = header.units[at];
   // Makes the control flow's values uniform: wgmma requires all warps of a warpgroup.
   const auto make_uniform = [](auto& x) { x = ptx::warp_uniform(static_cast<int>(x)); };
-  make_uniform(unit.work.steps), make_uniform(unit.work.shares);
-  make_uniform(unit.tile.row), make_uniform(unit.tile.column), make_uniform(unit.tile.inside);
+  make_uniform(unit.steps);
+  make_uniform(unit.tile.row), make_uniform(unit.tile.column);
   make_uniform(unit.stages.at), make_uniform(unit.stages.parity);
   ptx::warp_sync();
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header.unit_empty[at]);

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
+#include "consumer.cuh"
 #include "element.cuh"
-#include "split.cuh"
 
 namespace amp_ext {
 

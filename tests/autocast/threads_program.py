@@ -1,0 +1,188 @@
+"""Run threads that share weights and copies of weights; a watchdog ends a hanging process.
+
+python tests/autocast/threads_program.py PROGRAM [ARGUMENT]
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import random
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import amp_ext
+from amp_ext.optim import SGD, AdamW
+
+FP16 = torch.float16
+SECONDS = 200.0
+"""How long a program may make no progress."""
+
+
+def progress() -> None:
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+
+
+def region() -> amp_ext.autocast:
+    return amp_ext.autocast("cpu", dtype=FP16)
+
+
+def forward(net: nn.Module) -> Tensor:
+    with region():
+        return net(torch.ones(2, 4, dtype=FP16)).sum()
+
+
+def train(net: nn.Module, steps: int, kind: Any = SGD) -> None:
+    optimizer = kind(net.parameters(), lr=1e-3, autocast_copies=FP16)
+    for step in range(steps):
+        forward(net).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 20 == 0:
+            progress()
+
+
+def at_once(*works: Callable[[], object]) -> None:
+    """Run each function in a thread of its own; raise the first error."""
+    errors: list[BaseException] = []
+
+    def guarded(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def training(steps: int) -> None:
+    """Two models are trained at once."""
+    at_once(*(lambda: train(nn.Linear(4, 4), steps) for _ in range(2)))
+
+
+def evaluation(steps: int) -> None:
+    """One model is trained and evaluated at once."""
+    net, is_over = nn.Linear(4, 4), threading.Event()
+
+    def work() -> None:
+        try:
+            train(net, steps)
+        finally:
+            is_over.set()
+
+    @torch.no_grad()
+    def evaluate() -> None:
+        while not is_over.is_set():
+            forward(net)
+
+    at_once(work, evaluate)
+
+
+class InCasts(TorchDispatchMode):
+    """Call a function in each conversion, and another when a result is freed."""
+
+    def __init__(self, call: Callable[[], object], freed: Callable[[], object]) -> None:
+        super().__init__()
+        self.call, self.freed = call, freed
+        self.finalizers: list[weakref.finalize[[], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            self.call()
+            self.finalizers.append(weakref.finalize(result, self.freed))
+        return result
+
+    def detach(self) -> None:
+        """Make no call for the remaining copies: torch frees them under a lock of its own."""
+        for finalizer in self.finalizers:
+            finalizer.detach()
+
+
+def reentry(steps: int) -> None:
+    """Python code within a cast, or while a copy is freed, may use the same weight."""
+    net, calls = nn.Linear(4, 4, bias=False), []  # a bias may be cast too
+
+    def use() -> None:
+        calls.append(1)
+        with torch.no_grad():
+            forward(net)
+
+    casts = InCasts(use, use)
+    with region():
+        for _ in range(steps):
+            with casts:
+                forward(net)
+            with torch.no_grad():
+                net.weight.add_(1)  # the next cast frees this copy
+        casts.detach()
+    assert len(calls) == 2 * steps - 1, calls
+
+
+def interleaving(seed: int) -> None:
+    """Three threads train, evaluate, copy, free and clear at random."""
+    progress()
+    chance = random.Random(seed)
+    nets = [nn.Sequential(nn.Linear(4, 4), nn.Conv2d(4, 4, 1)) for _ in range(2)]
+    sys.setswitchinterval(chance.choice([1e-6, 1e-5, 5e-3]))
+
+    def run(net: nn.Sequential, low: torch.dtype = FP16) -> Tensor:
+        with amp_ext.autocast("cpu", dtype=low):
+            return net[1](net[0](torch.ones(2, 4, dtype=low))[..., None, None]).sum()
+
+    def work() -> None:
+        net = chance.choice(nets)
+        optimizer = chance.choice([SGD, AdamW])(net.parameters(), lr=1e-3, autocast_copies=FP16)
+        own = nn.Sequential(nn.Linear(4, 4), nn.Conv2d(4, 4, 1))
+        own_optimizer = SGD(own.parameters(), lr=1e-3, autocast_copies=FP16)
+        for _ in range(30):
+            match chance.randrange(9):
+                case 0 | 1:
+                    run(own).backward()
+                    own_optimizer.step()
+                case 2:
+                    with torch.no_grad():
+                        run(net)
+                case 3:
+                    for param in net.parameters():
+                        param.grad = torch.ones_like(param)
+                    optimizer.step()
+                case 4:
+                    torch.clear_autocast_cache()
+                case 5:
+                    run(net, torch.bfloat16)
+                case 6:
+                    own[0].weight.data = own[0].weight.data + 1
+                case 7:
+                    own_optimizer.state.clear()
+                case 8:
+                    with InCasts(lambda: run(own), lambda: time.sleep(1e-6)), torch.no_grad():
+                        run(own)
+
+    at_once(work, work, work)
+
+
+def interleavings(count: int) -> None:
+    for seed in range(count):
+        interleaving(seed)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.setswitchinterval(1e-6)
+    progress()
+    programs = (training, evaluation, reentry, interleavings)
+    {program.__name__: program for program in programs}[sys.argv[1]](int(sys.argv[2]))

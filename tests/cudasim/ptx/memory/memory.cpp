@@ -1,0 +1,258 @@
+// Resolve addresses, and check reads and writes there.
+#include "memory/memory.h"
+
+#include <algorithm>
+
+#include "memory/fresh.h"
+
+namespace cudasim {
+
+FindAllocation find_allocation = nullptr;
+
+// ---- shared memory ------------------------------------------------------------------------------
+
+SharedMemory::SharedMemory(u32 bytes) {
+  constexpr u32 kAlign = 1024;
+  memory.assign(bytes + 2 * kAlign, 0xff);
+  u8* const first = memory.data();
+  base = first + (kAlign - reinterpret_cast<uintptr_t>(first) % kAlign) % kAlign - kSharedStart;
+  end = kSharedStart + bytes;
+  written.assign(bytes / 16 + 2, 0);
+}
+
+SharedBytes bytes_of(Block& block, u32 offset, u32 bytes, u32 align, const char* what, int lane) {
+  if (offset % align)
+    fault_of(lane, "An access of n bytes needs an address that is a multiple of n.",
+             "%s: shared address %u is not aligned to %u bytes", what, offset - kSharedStart,
+             align);
+  if (offset < kSharedStart || u64{offset} + bytes > block.shared.end)
+    fault_of(lane, "Compare the index with the array, and dynamic shared memory with the launch.",
+             "%s: %u bytes at shared address %d, but the block has %u bytes", what, bytes,
+             static_cast<int>(offset - kSharedStart), block.shared.end - kSharedStart);
+  return {&block, offset, block.shared.base + offset};
+}
+
+SharedBytes shared_bytes(Warp& w, int lane, u32 address, u32 bytes, u32 align, const char* what) {
+  const u32 rank = address >> kRankShift;
+  if (rank == 0) return bytes_of(*w.block, address, bytes, align, what, lane);
+  const auto& blocks = w.block->cluster->blocks;
+  if (rank > blocks.size())
+    fault_of(lane, "Is the address one of shared memory?",
+             "%s: shared memory of block %u of a cluster of %zu", what, rank - 1, blocks.size());
+  if (blocks[rank - 1]->done)
+    fault_of(lane, "A block must not exit while others of its cluster use its shared memory.",
+             "%s: shared memory of block %u of the cluster, which has exited", what, rank - 1);
+  return bytes_of(*blocks[rank - 1], address & ((1u << kRankShift) - 1), bytes, align, what, lane);
+}
+
+namespace {
+
+// Calls visit(number of 16 bytes, mask of bytes).
+template <class Visit>
+void each_sixteen(u32 offset, u32 bytes, Visit visit) {
+  u32 at = offset - kSharedStart;
+  for (const u32 end = at + bytes; at < end;) {
+    const u32 first = at % 16, last = std::min(16u, first + end - at);
+    visit(at / 16, static_cast<u16>((1u << last) - (1u << first)));
+    at += last - first;
+  }
+}
+
+}  // namespace
+
+void check_written(const SharedBytes& at, u32 bytes, const char* what, int lane) {
+  each_sixteen(at.offset, bytes, [&](u32 i, u16 mask) {
+    if (mask & ~at.block->shared.written[i])
+      fault_of(lane, "Is a store, a copy or a barrier missing, or a bound too low?",
+               "%s: reads shared address %u, which nothing has written", what,
+               at.offset - kSharedStart);
+  });
+}
+
+void mark_written(Block& block, u32 offset, u32 bytes) {
+  each_sixteen(offset, bytes, [&](u32 i, u16 mask) { block.shared.written[i] |= mask; });
+}
+
+void note_generic_write(Warp& w, int lane, Block& block, u32 offset, u32 bytes) {
+  if (!w.kernel->uses_async_proxy || &block != w.block) return;
+  const u64 mark = static_cast<u64>(w.thread(lane) + 1) << 32 | w.proxy_fences[lane];
+  each_sixteen(offset, bytes, [&](u32 i, u16) { block.shared.writers[i] = mark; });
+}
+
+void check_proxy(Block& block, u32 offset, u32 bytes, const char* what) {
+  each_sixteen(offset, bytes, [&](u32 i, u16) {
+    u64& mark = block.shared.writers[i];
+    if (!mark) return;
+    const u32 thread = static_cast<u32>(mark >> 32) - 1;
+    if (block.warps[thread / kLanes]->proxy_fences[thread % kLanes] == static_cast<u32>(mark))
+      fault("The writing thread needs fence.proxy.async between its stores and the barrier.",
+            "%s: the async proxy reads shared address %u, which thread %u wrote without "
+            "fence.proxy.async",
+            what, i * 16, thread);
+    mark = 0;
+  });
+}
+
+void forget_generic_writes(Block& block, u32 offset, u32 bytes) {
+  if (block.shared.writers.empty()) return;
+  each_sixteen(offset, bytes, [&](u32 i, u16) { block.shared.writers[i] = 0; });
+}
+
+// ---- global memory ------------------------------------------------------------------------------
+
+u8* global_bytes(Warp& w, int lane, u64 address, u32 bytes, u32 align, const char* what) {
+  Grid& grid = *w.grid;
+  if (address % align)
+    fault_of(lane, "An access of n bytes needs an address that is a multiple of n.",
+             "%s: global address 0x%lx is not aligned to %u bytes", what, address, align);
+  const auto holds = [&](const Range& r) { return address >= r.begin && address + bytes <= r.end; };
+  if (!holds(grid.ranges[0])) {
+    std::swap(grid.ranges[0], grid.ranges[1]);
+    if (!holds(grid.ranges[0])) {
+      Range found;
+      for (const auto& [name, variable] : w.kernel->module->globals) {
+        const u64 begin = reinterpret_cast<uintptr_t>(variable.memory);
+        if (address >= begin && address < begin + variable.bytes)
+          found = {begin, begin + variable.bytes};
+      }
+      if (!found.end && !(address & kTags) && find_allocation) found = find_allocation(address);
+      if (!holds(found))
+        fault_of(lane, "Compare the index with the tensor's size, and the pointer with its memory.",
+                 found.end ? "%s: %u bytes at 0x%lx, beyond the allocation of %lu bytes at 0x%lx"
+                           : "%s: %u bytes at 0x%lx, which is in no allocation",
+                 what, bytes, address, found.end - found.begin, found.begin);
+      grid.ranges[0] = found;
+    }
+  }
+  return reinterpret_cast<u8*>(address);
+}
+
+void check_fresh(const u8* data, u32 bytes, const char* what, int lane) {
+  if (!options().fresh) return;
+  const u64 address = reinterpret_cast<uintptr_t>(data);
+  for (u64 at = address & ~u64{7}; at < address + bytes; at += 8) {
+    u64 word;
+    memcpy(&word, reinterpret_cast<const void*>(at), 8);
+    if (word == fresh_word(at))
+      fault_of(lane, "Is the memory initialised, and does the index stay within the tensor?",
+               "%s: reads 0x%lx, which nothing has written since its allocation", what, address);
+  }
+}
+
+// ---- races --------------------------------------------------------------------------------------
+
+void Accesses::shared(Block& block, u32 offset, u32 bytes, int lane, u32 more) {
+  if (!w_.grid->races) return;
+  each_sixteen(offset, bytes, [&](u32 i, u16 mask) {
+    add(block.shared.cells[i], i * 16, mask, lane, &block.shared.lanes[i], more | 1u << lane);
+  });
+}
+
+void Accesses::global(u64 address, u32 bytes, int lane) {
+  if (!w_.grid->races) return;
+  for (const u64 end = address + bytes; address < end;) {
+    const u32 first = address % 16;
+    const u32 last = static_cast<u32>(std::min<u64>(16, first + end - address));
+    add(w_.grid->cells->at(address), address - first, (1u << last) - (1u << first), lane, nullptr,
+        0);
+    address += last - first;
+  }
+}
+
+void Accesses::add(Cell& cell, u64 begin, u32 mask, int lane, CellLanes* kept, u32 lanes) {
+  if (cell_ == &cell) {
+    if (role_.writes && !role_.strong && (bytes_ & mask))
+      fault_of(lane, "Which of the values stays? Let one lane store, or use an atomic operation.",
+               "race: lanes %d and %d store to the same bytes of %s memory", lane_, lane,
+               kept ? "shared" : "global");
+    bytes_ |= static_cast<u16>(mask);
+  } else {
+    finish();
+    cell_ = &cell;
+    kept_ = kept;
+    bytes_ = static_cast<u16>(mask);
+    begin_ = begin;
+    lane_ = lane;
+    memset(lanes_, 0, sizeof lanes_);
+  }
+  for (int i = 0; kept && i < 16; ++i)
+    if (mask >> i & 1) lanes_[i] |= lanes;
+}
+
+// Whether the lanes that made an access of shared memory come before those of this one. The warps'
+// own order is known. Copies and products have no lanes.
+bool Accesses::in_order(const Access& before, const u32* lanes) const {
+  const u32 number = number_of(before.actor);
+  const u32 per_block = static_cast<u32>(w_.block->warps.size());
+  const auto& blocks = w_.block->cluster->blocks;
+  if (number >= per_block * blocks.size()) return true;
+  const LaneOrder& order = blocks[number / per_block]->warps[number % per_block]->lane_order;
+  const u32 until = w_.clock.of(before.actor);
+  const u32 both = static_cast<u32>(before.bytes & bytes_);
+  for (int i = 0; i < 16; ++i) {
+    if (!(both >> i & 1) ||
+        (i && both >> (i - 1) & 1 && lanes[i] == lanes[i - 1] && lanes_[i] == lanes_[i - 1]))
+      continue;
+    bool found = true;
+    each_lane(lanes[i], [&](int lane) {
+      if (lanes_[i] == 1u << lane && before.actor == w_.actor) return;
+      found &= before.actor == w_.actor ? !(lanes_[i] & ~order.behind(lane, before.time))
+                                        : order.released(lane, before.time, until);
+    });
+    if (!found) return false;
+  }
+  return true;
+}
+
+void Accesses::finish() {
+  if (!cell_) return;
+  const Access now{role_.time, role_.actor, role_.strong, role_.wide, role_.writes, bytes_};
+  const u32 code = static_cast<u32>(&it_ - w_.kernel->code.data());
+  const u32 per_block = static_cast<u32>(w_.block->warps.size());
+  const Race race = note_access(
+      *cell_, now, code, w_.clock, w_.grid->random_cell,
+      [&](Actor a, Actor b) {
+        return cluster_of(a) == cluster_of(b) &&
+               number_of(a) / per_block == number_of(b) / per_block;
+      },
+      kept_, lanes_,
+      [&](const Access& before, const u32* lanes) { return in_order(before, lanes); });
+  if (race.found) report(race);
+  cell_ = nullptr;
+}
+
+void Accesses::report(const Race& race) {
+  const Grid& grid = *w_.grid;
+  const u32 cluster = cluster_of(race.before.actor), number = number_of(race.before.actor);
+  const u32 per_block = static_cast<u32>(w_.block->warps.size());
+  const u32 size = grid.launch.cluster[0] * grid.launch.cluster[1] * grid.launch.cluster[2];
+  const u32 first = grid.first_blocks.at(cluster);
+  const std::string who =
+      number < per_block * size
+          ? text("%swarp %u of block %u", race.before.actor == w_.actor ? "other lanes of " : "",
+                 number % per_block, first + number / per_block)
+          : text("an asynchronous copy or product of block%s %u", size > 1 ? "s from" : "", first);
+  const u64 at = begin_ + static_cast<u64>(__builtin_ctz(race.before.bytes & bytes_));
+  fault_of(lane_,
+           kept_ && race.before.time <= w_.clock.of(race.before.actor)
+               ? "Is a __syncwarp() missing that all lanes reach before one of them goes on?"
+               : "Is a barrier missing between the two, or a fence with the ticket, or a wait for "
+                 "the copy?",
+           "race: %s %s memory at 0x%lx, and nothing orders it with a %s by %s\n  before: %s",
+           role_.writes ? "writes" : "reads", kept_ ? "shared" : "global", at,
+           race.before.writes ? "write" : "read", who.c_str(),
+           describe(*w_.kernel, race.code).c_str());
+}
+
+// ---- decoding -----------------------------------------------------------------------------------
+
+Space space_of(const Decoder& d) {
+  if (d.has("global")) return Space::global;
+  if (d.has("shared") || d.has("shared::cta") || d.has("shared::cluster")) return Space::shared;
+  if (d.has("local")) return Space::local;
+  if (d.has("param") || d.has("param::entry")) return Space::parameter;
+  if (d.has("const")) return Space::constant;
+  return Space::generic;
+}
+
+}  // namespace cudasim

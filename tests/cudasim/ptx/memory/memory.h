@@ -1,0 +1,81 @@
+// Resolve addresses: state spaces, alignment, bounds, and the state of the bytes.
+#pragma once
+
+#include "arithmetic/lanes.h"
+
+namespace cudasim {
+
+enum class Space : int { generic, global, shared, local, parameter, constant };
+
+// Bytes of some block's shared memory.
+struct SharedBytes {
+  Block* block;
+  u32 offset;
+  u8* data;
+};
+// `address` may belong to another block of the cluster. `what` begins the message of a fault.
+SharedBytes shared_bytes(Warp& w, int lane, u32 address, u32 bytes, u32 align, const char* what);
+SharedBytes bytes_of(Block& block, u32 offset, u32 bytes, u32 align, const char* what,
+                     int lane = -1);
+// Global memory within one allocation.
+u8* global_bytes(Warp& w, int lane, u64 address, u32 bytes, u32 align, const char* what);
+
+// Reads of shared memory that nothing wrote are faults.
+void check_written(const SharedBytes& at, u32 bytes, const char* what, int lane = -1);
+void mark_written(Block& block, u32 offset, u32 bytes);
+// Reads of fresh global memory are faults.
+void check_fresh(const u8* data, u32 bytes, const char* what, int lane = -1);
+
+// The generic proxy's writes are visible to the async proxy behind fence.proxy.async.
+void note_generic_write(Warp& w, int lane, Block& block, u32 offset, u32 bytes);
+void check_proxy(Block& block, u32 offset, u32 bytes, const char* what);
+void forget_generic_writes(Block& block, u32 offset, u32 bytes);
+
+// The role of an access in races.
+struct Role {
+  Actor actor;
+  u32 time;
+  bool writes;
+  bool strong = false, wide = false;
+};
+inline Role role_of(const Warp& w, bool writes, bool strong = false, bool wide = false) {
+  return {w.actor, w.time(), writes, strong, wide};
+}
+
+// Accesses of an instruction, joined where lanes share 16 bytes; finish() checks the last ones.
+class Accesses {
+ public:
+  Accesses(Warp& w, const Instruction& it, const Role& role) : w_(w), it_(it), role_(role) {}
+  // `more`: lanes that take part beside the one that has the address.
+  void shared(Block& block, u32 offset, u32 bytes, int lane, u32 more = 0);
+  void global(u64 address, u32 bytes, int lane);
+  void finish();
+
+ private:
+  void add(Cell& cell, u64 begin, u32 bytes, int lane, CellLanes* kept, u32 lanes);
+  bool in_order(const Access& before, const u32* lanes) const;
+  [[noreturn]] void report(const Race& race);
+
+  Warp& w_;
+  const Instruction& it_;
+  const Role role_;
+  Cell* cell_ = nullptr;
+  u16 bytes_ = 0;
+  u64 begin_ = 0;
+  int lane_ = 0;
+  CellLanes* kept_ = nullptr;  // of shared memory
+  u32 lanes_[16];
+};
+
+// "file.cu:12" of a statement, with the calls that it was inlined through.
+std::string source_of(const Kernel& kernel, u32 statement);
+std::string describe(const Kernel& kernel, u32 code);
+
+inline u64 address_of(const Warp& w, const Instruction& it, Row base, int lane) {
+  if (it.wide) return get<u64>(w.source(base), lane) + static_cast<u64>(it.offset);
+  return w.source(base)[lane] + static_cast<u32>(it.offset);
+}
+
+Space space_of(const Decoder& d);
+
+}  // namespace cudasim

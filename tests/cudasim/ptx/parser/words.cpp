@@ -1,0 +1,91 @@
+// Split PTX text.
+#include "parser/words.h"
+
+#include <cstdlib>
+#include <sstream>
+
+namespace cudasim {
+namespace {
+
+bool is_space(char c) { return isspace(static_cast<unsigned char>(c)); }
+
+}  // namespace
+
+bool is_name(char c) {
+  return isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '$' || c == '%';
+}
+
+std::string strip(const std::string& text) {
+  size_t begin = 0, end = text.size();
+  while (begin < end && is_space(text[begin])) ++begin;
+  while (end > begin && is_space(text[end - 1])) --end;
+  return text.substr(begin, end - begin);
+}
+
+bool starts_with(const std::string& text, const char* start) {
+  return text.compare(0, strlen(start), start) == 0;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::string part;
+  int depth = 0;
+  for (const char c : text) {
+    if (c == '{' || c == '[' || c == '(') ++depth;
+    if (c == '}' || c == ']' || c == ')') --depth;
+    if (c == separator && depth == 0) {
+      parts.push_back(strip(part));
+      part.clear();
+    } else {
+      part += c;
+    }
+  }
+  part = strip(part);
+  if (!part.empty() || !parts.empty()) parts.push_back(part);
+  return parts;
+}
+
+int bits_of(const std::string& type) {
+  if (type == "pred") return 1;
+  if (type == "f16x2" || type == "bf16x2" || type == "tf32") return 32;
+  if (type == "bf16") return 16;
+  if (type.empty() || !strchr("busf", type[0])) return 0;
+  char* end = nullptr;
+  const long bits = strtol(type.c_str() + 1, &end, 10);
+  if (*end || (bits != 8 && bits != 16 && bits != 32 && bits != 64 && bits != 128)) return 0;
+  return static_cast<int>(bits);
+}
+
+Declaration::Declaration(const std::string& text) {
+  const size_t equals = text.find('=');
+  std::istringstream words(text.substr(0, equals));
+  std::string word;
+  while (words >> word) {
+    if (word == ".align")
+      words >> align;
+    else if (word[0] == '.')
+      element = bits_of(word.substr(1)) ? bits_of(word.substr(1)) / 8 : element;
+    else
+      name += word;
+  }
+  if (const size_t bracket = name.find('['); bracket != std::string::npos) {
+    has_bounds = name[bracket + 1] != ']';
+    for (size_t at = bracket; at != std::string::npos; at = name.find('[', at + 1))
+      count *= strtoull(name.c_str() + at + 1, nullptr, 0);
+    name.resize(bracket);
+  }
+  if (align < element) align = element;
+  if (equals == std::string::npos) return;
+  std::string list = text.substr(equals + 1);
+  for (char& c : list)
+    if (c == '{' || c == '}') c = ' ';
+  for (const std::string& value : split(list, ',')) {
+    const bool is_real = starts_with(value, "0f") || starts_with(value, "0d") ||
+                         starts_with(value, "0F") || starts_with(value, "0D");
+    values.push_back(is_real           ? strtoull(value.c_str() + 2, nullptr, 16)
+                     : value[0] == '-' ? static_cast<u64>(strtoll(value.c_str(), nullptr, 0))
+                                       : strtoull(value.c_str(), nullptr, 0));
+  }
+}
+
+}  // namespace cudasim

@@ -1,0 +1,144 @@
+// Wait for the warps of a block or the blocks of a cluster.
+#include "arithmetic/lanes.h"
+
+namespace cudasim {
+namespace {
+
+enum Result { none, any, every, count };
+
+void give_result(Warp& w, const Instruction& it, const Barrier& barrier) {
+  if (it.kind == count)
+    each_lane(w.all,
+              [&](int lane) { w.destination(it.rows[2])[lane] = static_cast<u32>(barrier.count); });
+  else if (it.kind != none)
+    w.set_predicate(it.predicates[0], w.all,
+                    (it.kind == any ? barrier.any : barrier.every) ? kAllLanes : 0);
+}
+
+// rows[0]: the barrier's number, rows[1]: the number of threads if it.count; it.flags: arrives only
+void barrier(Warp& w, const Instruction& it, u32 lanes) {
+  Block& block = *w.block;
+  const u32 number = w.source(it.rows[0])[0];
+  if (number > 15) fault("A block has the barriers 0 to 15.", "barrier %u", number);
+  Barrier& b = block.barriers[number];
+  const u32 warps = static_cast<u32>(block.warps.size());
+  const u32 expected = it.count ? w.source(it.rows[1])[0] : warps * kLanes;
+  if (expected == 0 || expected % kLanes || expected > warps * kLanes)
+    fault("A barrier has whole warps of its block.", "barrier %u of %u threads", number, expected);
+  if (!it.count && block.live != w.grid->threads())
+    fault("All threads of a block reach __syncthreads(), or none: return behind it.",
+          "barrier %u of all threads, of which %u have exited", number,
+          w.grid->threads() - block.live);
+  if (b.arrived && b.expected != expected)
+    fault("All that meet at a barrier give it the same number of threads.",
+          "barrier %u of %u threads, to which others came as one of %u", number, expected,
+          b.expected);
+  if (b.arrived == 0) {
+    b.any = false, b.every = true, b.count = 0;
+    b.clock = Clock(block.cluster->number);
+  }
+  b.expected = expected;
+  b.arrived += kLanes;
+  if (it.kind != none) {
+    const u32 bits = w.source_predicate(it, 1) & lanes;
+    b.any |= bits != 0;
+    b.every &= bits == lanes;
+    b.count += __builtin_popcount(bits);
+  }
+  b.clock.join(w.clock);
+  w.tick(w.all, it.flags ? LaneOrder::releases : LaneOrder::releases | LaneOrder::meets);
+  if (b.arrived < expected) {
+    if (it.flags) return;
+    b.waiting.push_back({&w, &it});
+    w.group().state = Group::blocked;
+    return;
+  }
+  const auto leave = [&](Warp& warp, const Instruction& waiting) {
+    give_result(warp, waiting, b);
+    warp.clock.join(b.clock);
+  };
+  for (const auto& [warp, instruction] : b.waiting) {
+    leave(*warp, *instruction);
+    warp->group().state = Group::runs;
+    ++warp->group().pc;
+  }
+  if (!it.flags) leave(w, it);
+  b.waiting.clear();
+  b.arrived = 0;
+  ++w.grid->progress;
+}
+
+void cluster_arrive(Warp& w, const Instruction& it, u32) {
+  Cluster& cluster = *w.block->cluster;
+  if (w.cluster_arrived)
+    fault("Each arrive has a wait behind it.", "barrier.cluster.arrive twice without a wait");
+  w.cluster_arrived = true;
+  w.cluster_phase = cluster.phase;
+  cluster.arrived += static_cast<u32>(__builtin_popcount(w.all));
+  if (!it.flags) cluster.arriving.join(w.clock);
+  w.tick(w.all);
+  if (cluster.arrived == cluster.live()) {
+    ++cluster.phase;
+    cluster.arrived = 0;
+    cluster.completed = cluster.arriving;
+    cluster.arriving = Clock(cluster.number);
+    ++w.grid->progress;
+  }
+}
+
+void cluster_wait(Warp& w, const Instruction&, u32) {
+  Cluster& cluster = *w.block->cluster;
+  if (!w.cluster_arrived)
+    fault("Each wait has an arrive before it.", "barrier.cluster.wait without an arrive");
+  if (cluster.phase > w.cluster_phase) {
+    w.cluster_arrived = false;
+    w.clock.join(cluster.completed);
+    w.tick(w.all, LaneOrder::meets);
+    return;
+  }
+  w.poll();
+}
+
+void setmaxnreg(Warp&, const Instruction& it, u32) {
+  if (it.offset < 24 || it.offset > 256 || it.offset % 8)
+    fault("A multiple of 8 from 24 to 256.", "setmaxnreg of %ld", it.offset);
+}
+
+}  // namespace
+
+bool decode_barrier(Decoder& d) {
+  const std::string& name = d.name();
+  if (name == "setmaxnreg") {
+    d.to.flow = Flow::aligned;
+    d.to.offset = d.operands.at(0).value;
+    d.to.run = setmaxnreg;
+    return true;
+  }
+  if (name != "bar" && name != "barrier") return false;
+  d.to.flow = Flow::aligned;
+  if (d.has("cluster")) {
+    d.to.flags = d.has("relaxed");
+    d.to.run = d.has("arrive") ? cluster_arrive : cluster_wait;
+    return true;
+  }
+  size_t at = 0;
+  if (d.has("red")) {
+    d.to.kind = d.has("or") ? any : d.has("and") ? every : count;
+    if (d.to.kind == count)
+      d.to.rows[2] = d.destination(d.operands.at(at++), 32);
+    else
+      d.set_predicate(0, d.operands.at(at++));
+  }
+  d.to.rows[0] = d.source(d.operands.at(at++), 32);
+  if (d.operands.size() > at && d.operands[at].type != Operand::predicate) {
+    d.to.count = 1;
+    d.to.rows[1] = d.source(d.operands[at++], 32);
+  }
+  if (d.to.kind != none) d.set_source_predicate(1, d.operands.at(at++));
+  if (at != d.operands.size()) d.unknown("another number of operands");
+  d.to.flags = d.has("arrive");
+  d.to.run = barrier;
+  return true;
+}
+
+}  // namespace cudasim

@@ -1,0 +1,537 @@
+// Run groups of lanes, warps, blocks and clusters in an order that the schedule chooses.
+#include <algorithm>
+#include <cstdlib>
+
+#include "memory/memory.h"
+
+namespace cudasim {
+
+Statistics statistics;
+
+Options& options() {
+  static Options chosen;
+  return chosen;
+}
+
+// ---- groups of lanes ----------------------------------------------------------------------------
+
+namespace {
+
+bool can_run(const Group& group, const Grid& grid) {
+  return group.state == Group::runs || (group.state == Group::polls && group.seen != grid.progress);
+}
+
+}  // namespace
+
+bool Warp::can_run() const {
+  return std::any_of(groups, groups + group_count,
+                     [&](const Group& g) { return cudasim::can_run(g, *grid); });
+}
+
+bool Warp::pick() {
+  for (int i = 0; i < group_count; ++i) {
+    if (groups[i].state == Group::blocked) continue;
+    for (int j = i + 1; j < group_count; ++j) {
+      if (groups[j].pc != groups[i].pc || groups[j].state == Group::blocked) continue;
+      groups[i].lanes |= groups[j].lanes;
+      groups[i].state = Group::runs;
+      groups[j--] = groups[--group_count];
+    }
+  }
+  int best = -1, seen = 0;
+  for (int i = 0; i < group_count; ++i) {
+    if (!cudasim::can_run(groups[i], *grid)) continue;
+    ++seen;
+    if (best < 0 || (grid->order == Order::forward   ? groups[i].pc < groups[best].pc
+                     : grid->order == Order::reverse ? groups[i].pc > groups[best].pc
+                                                     : grid->below(static_cast<u64>(seen)) == 0))
+      best = i;
+  }
+  if (best < 0) return false;
+  current = best;
+  groups[best].state = Group::runs;
+  return true;
+}
+
+void Warp::poll() {
+  group().state = Group::polls;
+  group().seen = grid->progress;
+}
+
+void Warp::tick(u32 lanes, u8 does) {
+  if (!grid->races) return;
+  lane_order.add(time(), lanes, does, lanes == all);
+  clock.set(actor, time() + 1);
+  if (time() >= Access::kMostTime) grid->races = false;
+}
+
+void Warp::acquire(u32 lanes, const Clock& released) {
+  clock.join(released);
+  const u32 until = released.of(actor);
+  if (!grid->races || !lane_order.matters(lanes, until)) return;
+  lane_order.acquire(time(), lanes, until);
+  clock.set(actor, time() + 1);
+}
+
+namespace {
+
+void check_exit(const Warp& w, u32 lanes) {
+  each_lane(lanes, [&](int lane) {
+    for (const BulkStore& bulk : w.bulk_stores[lane])
+      if (!bulk.read)
+        fault_of(lane, "cp.async.bulk.wait_group.read comes before the exit.",
+                 "exits while a bulk store has still to read shared memory");
+  });
+  for (const CopyInFlight& copy : w.copies)
+    if (copy.lanes & lanes)
+      fault("cp.async.wait_all comes before the exit.", "exits with cp.async in flight");
+  for (const auto& group : w.products)
+    if (!group.empty())
+      fault("wgmma.wait_group comes before the exit.", "exits with wgmma in flight");
+}
+
+void branch(Warp& w, const Instruction& it, u32 taken) {
+  Group& group = w.group();
+  if (taken == group.lanes) {
+    group.pc = static_cast<u32>(it.target);
+    return;
+  }
+  if (taken) {
+    w.groups[w.group_count++] = {static_cast<u32>(it.target), taken, Group::runs, 0};
+    group.lanes &= ~taken;
+  }
+  ++group.pc;
+}
+
+void branch_by_table(Warp& w, const Instruction& it, u32 lanes) {
+  Group& group = w.group();
+  if (lanes != group.lanes) fault("", "brx.idx for some lanes alone");
+  const u32* const index = w.source(it.rows[0]);
+  for (bool first = true; lanes; first = false) {
+    const u32 which = index[__builtin_ctz(lanes)];
+    if (which >= it.targets.size()) fault("", "brx.idx of %u", which);
+    u32 same = 0;
+    each_lane(lanes, [&](int lane) { same |= static_cast<u32>(index[lane] == which) << lane; });
+    const u32 to = static_cast<u32>(it.targets[which]);
+    if (first)
+      group.pc = to, group.lanes = same;
+    else
+      w.groups[w.group_count++] = {to, same, Group::runs, 0};
+    lanes &= ~same;
+  }
+}
+
+// Returns whether the group goes on.
+bool exit_lanes(Warp& w, u32 lanes) {
+  Group& group = w.group();
+  check_exit(w, lanes);
+  w.live &= ~lanes;
+  w.block->live -= static_cast<u32>(__builtin_popcount(lanes));
+  group.lanes &= ~lanes;
+  ++w.grid->progress;
+  ++group.pc;
+  if (group.lanes) return true;
+  group = w.groups[--w.group_count];
+  return false;
+}
+
+// Lanes that meet: the mask names them, or all do. False: the group waits for the others.
+bool have_met(Warp& w, const Instruction& it, u32 lanes) {
+  if (lanes != w.group().lanes)
+    fault("A condition of some lanes must not guard what lanes do together.",
+          "lanes %08x of %08x come", lanes, w.group().lanes);
+  const bool by_mask = it.flow == Flow::members;
+  const u32 needed = by_mask ? w.source(it.rows[9])[__builtin_ctz(lanes)] & w.all : w.all;
+  if (lanes & ~needed)
+    fault("The mask has a bit for each lane that comes.", "lanes %08x come, the mask is %08x",
+          lanes, needed);
+  if (needed & ~w.live)
+    fault("Return behind what the lanes of a warp do together.",
+          "needs lanes %08x, of which %08x have exited", needed, needed & ~w.live);
+  if (lanes == needed) return true;
+  w.group().state = Group::converges;
+  return false;
+}
+
+[[noreturn]] void fault_at(const Warp& w, const Instruction& it, const Fault& cause) {
+  const Group& group = w.groups[w.current];
+  const u32 lanes = group.lanes ? group.lanes : w.all;
+  const int lane = cause.lane >= 0 ? cause.lane : __builtin_ctz(lanes);
+  const u32 code = static_cast<u32>(&it - w.kernel->code.data());
+  throw Fault{text("%s\n  at: %s\n  by: block %u,%u,%u thread %d (warp %d lane %d)%s%s",
+                   cause.text.c_str(), describe(*w.kernel, code).c_str(), w.block->index[0],
+                   w.block->index[1], w.block->index[2], w.thread(lane), w.index, lane,
+                   cause.hint.empty() ? "" : "\n  hint: ", cause.hint.c_str()),
+              ""};
+}
+
+}  // namespace
+
+void Warp::run(int budget) {
+  const Instruction* const code = kernel->code.data();
+  const Instruction* it = nullptr;
+  try {
+    if (!pick()) return;
+    for (; budget > 0; --budget) {
+      if (group_count > 1 && !pick()) return;
+      it = &code[group().pc];
+      ++statistics.instructions;
+      u32 lanes = group().lanes;
+      if (it->guard >= 0)
+        lanes &= it->guard_negated ? ~predicates[it->guard] : predicates[it->guard];
+      if (lanes == 0 && it->flow != Flow::branch) {
+        ++group().pc;
+        continue;
+      }
+      it->ran = true;
+      switch (it->flow) {
+        case Flow::lanes:
+          it->run(*this, *it, lanes);
+          ++group().pc;
+          break;
+        case Flow::branch: branch(*this, *it, lanes); break;
+        case Flow::table: branch_by_table(*this, *it, lanes); break;
+        case Flow::exit:
+          if (!exit_lanes(*this, lanes) && (group_count == 0 || !pick())) return;
+          break;
+        case Flow::members:
+        case Flow::aligned:
+          if (!have_met(*this, *it, lanes)) break;
+          it->run(*this, *it, lanes);
+          if (group().state == Group::runs) ++group().pc;
+          break;
+      }
+      if (group().state != Group::runs && !pick()) return;
+    }
+  } catch (const Fault& cause) {
+    if (!it) throw;
+    fault_at(*this, *it, cause);
+  }
+}
+
+// ---- clusters -----------------------------------------------------------------------------------
+
+u32 Cluster::live() const {
+  u32 threads = 0;
+  for (const auto& block : blocks) threads += block->live;
+  return threads;
+}
+
+Actor Cluster::actor(Engine engine, const Block& block, u32 index) {
+  const auto [found, is_new] =
+      actors.try_emplace({engine, static_cast<u64>(block.rank) << 32 | index}, 0);
+  if (is_new) {
+    if (actor_count == kMostActors) {
+      block.grid->races = false;
+      --actor_count;
+    }
+    found->second = number << kActorBits | actor_count++;
+  }
+  return found->second;
+}
+
+bool Grid::is_late() { return async == Async::late || (async == Async::random && below(2) == 0); }
+
+void Grid::run_pending() {
+  if (pending.empty()) return;
+  const size_t at = order == Order::forward   ? 0
+                    : order == Order::reverse ? pending.size() - 1
+                                              : below(pending.size());
+  const Pending one = std::move(pending[at]);
+  pending.erase(pending.begin() + static_cast<long>(at));
+  one.run();
+  ++progress;
+}
+
+namespace {
+
+u32 special(const Warp& w, const std::string& name, u32 lane) {
+  const Launch& launch = w.grid->launch;
+  const Block& block = *w.block;
+  const u32 thread = static_cast<u32>(w.index) * kLanes + lane;
+  const u32 axis =
+      name.size() > 2 && name[name.size() - 2] == '.' ? static_cast<u32>(name.back() - 'x') : 0;
+  const std::string base = name.substr(0, name.find('.'));
+  const auto split3 = [&](u32 n, const u32 size[3]) {
+    return axis == 0 ? n % size[0] : axis == 1 ? n / size[0] % size[1] : n / size[0] / size[1];
+  };
+  if (base == "%tid") return split3(thread, launch.block);
+  if (base == "%ntid") return launch.block[axis];
+  if (base == "%ctaid") return block.index[axis];
+  if (base == "%nctaid") return launch.grid[axis];
+  if (base == "%laneid") return lane;
+  if (base == "%warpid") return static_cast<u32>(w.index);
+  if (base == "%nwarpid") return static_cast<u32>(block.warps.size());
+  if (base == "%cluster_ctarank") return block.rank;
+  if (base == "%cluster_nctarank") return static_cast<u32>(block.cluster->blocks.size());
+  if (base == "%cluster_ctaid") return split3(block.rank, launch.cluster);
+  if (base == "%cluster_nctaid") return launch.cluster[axis];
+  if (base == "%clusterid") return block.index[axis] / launch.cluster[axis];
+  if (base == "%nclusterid") return launch.grid[axis] / launch.cluster[axis];
+  if (base == "%is_explicit_cluster")
+    return launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > 1;
+  if (base == "%lanemask_eq") return 1u << lane;
+  if (base == "%lanemask_lt") return (1u << lane) - 1;
+  if (base == "%lanemask_le") return (2u << lane) - 1;
+  if (base == "%lanemask_ge") return ~((1u << lane) - 1);
+  if (base == "%lanemask_gt") return ~((2u << lane) - 1);
+  if (base == "%dynamic_smem_size") return launch.dynamic_shared;
+  if (base == "%total_smem_size") return block.shared.end - kSharedStart;
+  if (base == "%warpsize") return kLanes;
+  if (base == "%nsmid") return 1;
+  if (base == "%smid" || base == "%gridid" || base == "%clock" || base == "%globaltimer_lo")
+    return 0;
+  fault("", "unknown register %s", name.c_str());
+}
+
+void add_warps(Grid& grid, Block& block) {
+  Kernel& kernel = *grid.kernel;
+  const u32 threads = grid.threads(), count = (threads + kLanes - 1) / kLanes;
+  block.live = threads;
+  // Registers that nothing has set are NaN.
+  block.registers.assign(size_t{kernel.words} * count, 0xffffffffu);
+  block.predicates.assign(size_t{kernel.predicates} * count + 1, 0xa5a5a5a5u);
+  block.local.assign(size_t{kernel.local_bytes} * count * kLanes, 0xff);
+  for (u32 i = 0; i < count; ++i) block.warps.push_back(std::make_unique<Warp>());
+  for (u32 i = 0; i < count; ++i) {
+    Warp& w = *block.warps[i];
+    w.grid = &grid;
+    w.block = &block;
+    w.kernel = &kernel;
+    w.index = static_cast<int>(i);
+    w.registers = block.registers.data() + size_t{i} * kernel.words;
+    w.constants = kernel.constants.data();
+    w.predicates = block.predicates.data() + size_t{i} * kernel.predicates;
+    w.local = block.local.data() + size_t{i} * kernel.local_bytes * kLanes;
+    const u32 lanes = std::min<u32>(kLanes, threads - i * kLanes);
+    w.all = w.live = lanes == kLanes ? kAllLanes : (1u << lanes) - 1;
+    w.groups[0] = {0, w.all, Group::runs, 0};
+    const u32 cluster = block.cluster->number;
+    w.actor = cluster << kActorBits | (block.rank * count + i);
+    w.clock = w.fenced[0] = w.fenced[1] = w.unfenced[0] = w.unfenced[1] = Clock(cluster);
+    w.clock.set(w.actor, 1);
+  }
+}
+
+std::unique_ptr<Cluster> start_cluster(Grid& grid, u32 number, const u32 at[3]) {
+  const Launch& launch = grid.launch;
+  Kernel& kernel = *grid.kernel;
+  auto cluster = std::make_unique<Cluster>();
+  cluster->number = grid.started++;
+  if (cluster->number >= kMostClusters) grid.races = false;
+  cluster->arriving = cluster->completed = Clock(cluster->number);
+  const u32 size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2];
+  grid.first_blocks.push_back(number * size);
+  const u32 bytes = kernel.dynamic_shared_at + launch.dynamic_shared;
+  for (u32 rank = 0; rank < size; ++rank) {
+    auto block = std::make_unique<Block>(bytes);
+    block->grid = &grid;
+    block->cluster = cluster.get();
+    block->rank = rank;
+    const u32 within[3] = {rank % launch.cluster[0], rank / launch.cluster[0] % launch.cluster[1],
+                           rank / launch.cluster[0] / launch.cluster[1]};
+    for (int i = 0; i < 3; ++i) block->index[i] = at[i] * launch.cluster[i] + within[i];
+    block->number =
+        block->index[0] + launch.grid[0] * (block->index[1] + launch.grid[1] * block->index[2]);
+    if (kernel.uses_async_proxy) block->shared.writers.assign(bytes / 16 + 2, 0);
+    if (grid.races) {
+      block->shared.cells.assign(bytes / 16 + 2, Cell{});
+      block->shared.lanes.resize(bytes / 16 + 2);
+    }
+    add_warps(grid, *block);
+    cluster->blocks.push_back(std::move(block));
+  }
+  cluster->actor_count = size * static_cast<u32>(cluster->blocks[0]->warps.size());
+  if (cluster->actor_count > kMostActors) grid.races = false;
+  for (auto& block : cluster->blocks)
+    for (auto& w : block->warps)
+      for (const auto& [name, row] : kernel.specials)
+        for (u32 lane = 0; lane < kLanes; ++lane)
+          w->registers[row + lane] = special(*w, name, lane);
+  return cluster;
+}
+
+void finish_block(Grid& grid, Block& block) {
+  if (block.done) return;
+  for (const Barrier& barrier : block.barriers)
+    if (barrier.arrived)
+      fault("Count the threads that come to it.", "block %u ends while %u threads are at a barrier",
+            block.number, barrier.arrived);
+  for (const Pending& pending : grid.pending)
+    if (pending.block == &block)
+      fault("Wait for the mbarrier before the exit.",
+            "block %u ends before an asynchronous copy to its shared memory is done", block.number);
+  for (auto& w : block.warps)
+    for (auto& stores : w->bulk_stores)
+      for (BulkStore& bulk : stores)
+        if (!bulk.written)
+          grid.at_end.push_back(
+              [late = std::make_shared<BulkStore>(std::move(bulk))] { late->write(late->data); });
+  block.done = true;
+}
+
+// ---- grids --------------------------------------------------------------------------------------
+
+std::string where_all_wait(const Grid& grid) {
+  std::string result;
+  int shown = 0;
+  for (const auto& cluster : grid.resident)
+    for (const auto& block : cluster->blocks)
+      for (const auto& w : block->warps)
+        for (int i = 0; i < w->group_count && shown < 20; ++i, ++shown) {
+          const Group& group = w->groups[i];
+          result +=
+              text("\n  block %u warp %d lanes %08x %s: %s", block->number, w->index, group.lanes,
+                   group.state == Group::converges ? "wait for other lanes" : "wait",
+                   describe(*w->kernel, group.pc).c_str());
+        }
+  return result;
+}
+
+class Schedule {
+ public:
+  explicit Schedule(Grid& grid) : grid_(grid) {
+    for (int i = 0; i < 3; ++i) {
+      const u32 blocks = grid.launch.grid[i], size = grid.launch.cluster[i];
+      if (!size || blocks % size) fault("", "a grid of no whole clusters");
+      clusters_[i] = blocks / size;
+    }
+    const u64 count = u64{clusters_[0]} * clusters_[1] * clusters_[2];
+    for (u32 i = 0; i < count; ++i) numbers_.push_back(i);
+    if (grid.order == Order::reverse) std::reverse(numbers_.begin(), numbers_.end());
+    if (grid.order == Order::random) std::shuffle(numbers_.begin(), numbers_.end(), grid.random);
+    most_resident_ = grid.order == Order::forward ? 1 : 1 + grid.below(4);
+  }
+
+  void run() {
+    while (next_ < numbers_.size() || !grid_.resident.empty()) {
+      while (grid_.resident.size() < most_resident_ && next_ < numbers_.size()) start_next();
+      if (!run_warps()) {
+        if (!grid_.pending.empty())
+          grid_.run_pending();
+        else if (next_ < numbers_.size() && !all_done())
+          start_next();  // perhaps they wait for a block that has not begun
+        else if (!all_done())
+          fault("Does a condition, a return or a wrong mask or count keep some from it?",
+                "deadlock: all wait, and nothing can end it%s", where_all_wait(grid_).c_str());
+      }
+      finish();
+    }
+    while (!grid_.pending.empty()) grid_.run_pending();
+    for (const auto& write : grid_.at_end) write();
+  }
+
+ private:
+  static constexpr int kBudget = 1 << 18, kMostIdlePasses = 400;
+
+  void start_next() {
+    const u32 number = numbers_[next_++];
+    const u32 at[3] = {number % clusters_[0], number / clusters_[0] % clusters_[1],
+                       number / clusters_[0] / clusters_[1]};
+    grid_.resident.push_back(start_cluster(grid_, number, at));
+  }
+
+  // One pass over the warps that can run; false if none can.
+  bool run_warps() {
+    std::vector<Warp*> warps;
+    for (auto& cluster : grid_.resident)
+      for (auto& block : cluster->blocks)
+        for (auto& w : block->warps)
+          if (w->group_count && w->can_run()) warps.push_back(w.get());
+    if (warps.empty()) return false;
+    if (grid_.order == Order::reverse) std::reverse(warps.begin(), warps.end());
+    const bool is_random = grid_.order == Order::random;
+    if (is_random) {
+      std::swap(warps[0], warps[grid_.below(warps.size())]);
+      warps.resize(1);
+    }
+    if (statistics.instructions > options().most_instructions)
+      fault("", "endless: more than %lu instructions", options().most_instructions);
+    const u64 before = grid_.progress;
+    for (Warp* const w : warps) {
+      if (!w->group_count || !w->can_run()) continue;
+      w->run(is_random ? 1 + static_cast<int>(grid_.below(400)) : kBudget);
+      if (grid_.async == Async::random && grid_.below(4) == 0) grid_.run_pending();
+    }
+    // Loops may wait for a block that has not begun, or for ever.
+    idle_ = grid_.progress == before ? idle_ + 1 : 0;
+    const int most = is_random ? kMostIdlePasses * 1000 : kMostIdlePasses;
+    if (idle_ > most / 50 && next_ < numbers_.size()) start_next(), idle_ = 0;
+    if (idle_ > most)
+      fault("Who ends the loop, and is it resident?",
+            "endless: loops wait for what does not come%s", where_all_wait(grid_).c_str());
+    return true;
+  }
+
+  bool all_done() const {
+    return std::all_of(grid_.resident.begin(), grid_.resident.end(),
+                       [](const auto& cluster) { return cluster->live() == 0; });
+  }
+
+  void finish() {
+    std::erase_if(grid_.resident, [&](const auto& cluster) {
+      bool done = true;
+      for (auto& block : cluster->blocks) {
+        if (block->live == 0) finish_block(grid_, *block);
+        done &= block->done;
+      }
+      return done;
+    });
+  }
+
+  Grid& grid_;
+  u32 clusters_[3];
+  std::vector<u32> numbers_;
+  size_t next_ = 0, most_resident_;
+  int idle_ = 0;
+};
+
+void set_parameters(Grid& grid, u8* memory) {
+  Kernel& kernel = *grid.kernel;
+  for (size_t i = 0; i < kernel.parameters.size(); ++i)
+    memcpy(memory + kernel.parameters[i].offset, grid.launch.parameters[i],
+           kernel.parameters[i].bytes);
+  grid.parameters = memory;
+  for (const auto& [word, offset] : kernel.parameter_addresses) {
+    const u64 address = reinterpret_cast<uintptr_t>(memory) + static_cast<u64>(offset);
+    for (int lane = 0; lane < kLanes; ++lane) put<u64>(&kernel.constants[word], lane, address);
+  }
+}
+
+}  // namespace
+
+std::string run(Kernel& kernel, const Launch& launch) {
+  static GlobalCells cells;
+  try {
+    decode(kernel);
+    ++statistics.launches;
+    Grid grid{};
+    grid.kernel = &kernel;
+    grid.launch = launch;
+    grid.random.seed(launch.seed);
+    const Options& chosen = options();
+    grid.order = chosen.any_order ? static_cast<Order>(launch.seed % 3) : chosen.order;
+    grid.async = chosen.any_async ? static_cast<Async>(launch.seed / 3 % 3) : chosen.async;
+    grid.races = chosen.races;
+    grid.cells = &cells;
+    grid.progress = 1;
+    grid.random_cell = launch.seed;
+    cells.start_launch();
+    if (kernel.most_threads && grid.threads() > kernel.most_threads)
+      fault("__launch_bounds__ limits the block.", "%u threads a block, .maxntid says %u",
+            grid.threads(), kernel.most_threads);
+    constexpr size_t kAlign = 128;
+    const std::unique_ptr<void, decltype(&free)> memory(
+        aligned_alloc(kAlign, (kernel.parameter_bytes / kAlign + 2) * kAlign), free);
+    set_parameters(grid, static_cast<u8*>(memory.get()));
+    Schedule(grid).run();
+    statistics.most_loads += grid.most_loads;
+    return "";
+  } catch (const Fault& cause) {
+    statistics.fault =
+        kernel.name + ": " + cause.text + (cause.hint.empty() ? "" : "\n  hint: " + cause.hint);
+    return statistics.fault;
+  }
+}
+
+}  // namespace cudasim

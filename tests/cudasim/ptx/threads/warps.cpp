@@ -1,0 +1,175 @@
+// Exchange values between the lanes of a warp.
+#include <algorithm>
+
+#include "arithmetic/lanes.h"
+
+namespace cudasim {
+namespace {
+
+void set_members(Decoder& d, const Operand& mask) {
+  d.to.flow = Flow::members;
+  d.to.rows[9] = d.source(mask, 32);
+}
+
+enum Shuffle { up, down, butterfly, indexed };
+
+void shuffle(Warp& w, const Instruction& it, u32 lanes) {
+  const u32 *const a = w.source(it.rows[1]), *const b = w.source(it.rows[2]),
+                   *const c = w.source(it.rows[3]);
+  u32 results[kLanes], valid = 0;
+  each_lane(lanes, [&](int lane) {
+    const int distance = static_cast<int>(b[lane] & 31), clamp = static_cast<int>(c[lane] & 31);
+    const int segment = static_cast<int>(c[lane] >> 8 & 31);
+    const int least = lane & segment, most = least | (clamp & ~segment);
+    int from = it.kind == up          ? lane - distance
+               : it.kind == down      ? lane + distance
+               : it.kind == butterfly ? lane ^ distance
+                                      : least | (distance & ~segment);
+    const bool inside = it.kind == up ? from >= most : from <= most;
+    if (!inside) from = lane;
+    if (!(lanes >> from & 1))
+      fault_of(lane, "Each lane that is read needs its bit in the mask, and to come here.",
+               "shfl.sync: reads lane %d, which is not in the mask", from);
+    results[lane] = a[from];
+    valid |= static_cast<u32>(inside) << lane;
+  });
+  each_lane(lanes, [&](int lane) { w.destination(it.rows[0])[lane] = results[lane]; });
+  w.set_predicate(it.predicates[0], lanes, valid);
+}
+
+enum Vote { all, any, uni, ballot };
+
+void vote(Warp& w, const Instruction& it, u32 lanes) {
+  const u32 bits = w.source_predicate(it, 1) & lanes;
+  const bool every = bits == lanes, some = bits != 0;
+  if (it.kind == ballot)
+    each_lane(lanes, [&](int lane) { w.destination(it.rows[0])[lane] = bits; });
+  else
+    w.set_predicate(it.predicates[0], lanes,
+                    (it.kind == all   ? every
+                     : it.kind == any ? some
+                                      : every || !some)
+                        ? kAllLanes
+                        : 0);
+}
+
+// Each lane gets the lanes with its own value, or, for `all`, the mask if all values are equal.
+template <class T>
+void match(Warp& w, const Instruction& it, u32 lanes) {
+  const u32* const a = w.source(it.rows[1]);
+  u32 results[kLanes];
+  each_lane(lanes, [&](int lane) {
+    u32 same = 0;
+    each_lane(lanes,
+              [&](int i) { same |= static_cast<u32>(get<T>(a, i) == get<T>(a, lane)) << i; });
+    results[lane] = it.kind == all && same != lanes ? 0 : same;
+  });
+  each_lane(lanes, [&](int lane) { w.destination(it.rows[0])[lane] = results[lane]; });
+  w.set_predicate(it.predicates[0], lanes, results[__builtin_ctz(lanes)] ? kAllLanes : 0);
+}
+
+enum Reduction { sum, least, most, conjunction, disjunction, difference };
+
+template <class T>
+void reduce(Warp& w, const Instruction& it, u32 lanes) {
+  const u32* const a = w.source(it.rows[1]);
+  T result = get<T>(a, __builtin_ctz(lanes));
+  each_lane(lanes & (lanes - 1), [&](int lane) {
+    const T x = get<T>(a, lane);
+    result = it.kind == sum           ? static_cast<T>(result + x)
+             : it.kind == least       ? std::min(result, x)
+             : it.kind == most        ? std::max(result, x)
+             : it.kind == conjunction ? result & x
+             : it.kind == disjunction ? result | x
+                                      : result ^ x;
+  });
+  each_lane(lanes, [&](int lane) { put<T>(w.destination(it.rows[0]), lane, result); });
+}
+
+void elect(Warp& w, const Instruction& it, u32 lanes) {
+  int leader = __builtin_ctz(lanes);
+  if (const int wanted = options().elected; wanted >= 0 && lanes >> wanted & 1) leader = wanted;
+  if (it.kind)
+    each_lane(lanes, [&](int lane) { w.destination(it.rows[0])[lane] = static_cast<u32>(leader); });
+  w.set_predicate(it.predicates[0], lanes, 1u << leader);
+}
+
+}  // namespace
+
+bool decode_warp(Decoder& d) {
+  const std::string& name = d.name();
+  if (name == "activemask") {
+    d.to.rows[0] = d.destination(d.operands.at(0), 32);
+    d.to.run = [](Warp& w, const Instruction& it, u32 lanes) {
+      each_lane(lanes, [&](int lane) { w.destination(it.rows[0])[lane] = lanes; });
+    };
+    return true;
+  }
+  if (name == "bar" && d.has("warp")) {
+    set_members(d, d.operands.at(0));
+    // Alone of a warp's instructions it orders memory; those that exchange values do not.
+    d.to.run = [](Warp& w, const Instruction&, u32 lanes) { w.tick(lanes, LaneOrder::meets); };
+    return true;
+  }
+  if (name == "elect") {
+    const auto& to = d.operands.at(0).parts;
+    d.to.kind = to.at(0).type == Operand::row;
+    if (d.to.kind) d.to.rows[0] = d.destination(to[0], 32);
+    d.set_predicate(0, to.at(1));
+    set_members(d, d.operands.at(1));
+    d.to.run = elect;
+    return true;
+  }
+  if (!d.has("sync")) return false;
+  if (name == "shfl") {
+    d.to.kind = d.has("up") ? up : d.has("down") ? down : d.has("bfly") ? butterfly : indexed;
+    const Operand& to = d.operands.at(0);
+    const bool is_pair = to.type == Operand::pair;
+    d.to.rows[0] = d.destination(is_pair ? to.parts[0] : to, 32);
+    if (is_pair) d.set_predicate(0, to.parts[1]);
+    for (size_t i = 1; i <= 3; ++i) d.to.rows[i] = d.source(d.operands.at(i), 32);
+    set_members(d, d.operands.at(4));
+    d.to.run = shuffle;
+    return true;
+  }
+  if (name == "vote") {
+    d.to.kind = d.has("all") ? all : d.has("any") ? any : d.has("uni") ? uni : ballot;
+    if (d.to.kind == ballot)
+      d.to.rows[0] = d.destination(d.operands.at(0), 32);
+    else
+      d.set_predicate(0, d.operands.at(0));
+    d.set_source_predicate(1, d.operands.at(1));
+    set_members(d, d.operands.at(2));
+    d.to.run = vote;
+    return true;
+  }
+  if (name == "match") {
+    d.to.kind = d.has("all") ? all : any;
+    const Operand& to = d.operands.at(0);
+    const bool is_pair = to.type == Operand::pair;
+    d.to.rows[0] = d.destination(is_pair ? to.parts[0] : to, 32);
+    if (is_pair) d.set_predicate(0, to.parts[1]);
+    const bool is_long = d.type() == "b64";
+    d.to.rows[1] = d.source(d.operands.at(1), is_long ? 64 : 32);
+    set_members(d, d.operands.at(2));
+    d.to.run = is_long ? match<u64> : match<u32>;
+    return true;
+  }
+  if (name == "redux") {
+    d.to.kind = d.has("add")   ? sum
+                : d.has("min") ? least
+                : d.has("max") ? most
+                : d.has("and") ? conjunction
+                : d.has("or")  ? disjunction
+                               : difference;
+    if (d.type()[0] == 'f') d.unknown("a type");
+    d.to.rows[0] = d.destination(d.operands.at(0), 32);
+    d.to.rows[1] = d.source(d.operands.at(1), 32);
+    set_members(d, d.operands.at(2));
+    d.to.run = d.type() == "s32" ? reduce<s32> : reduce<u32>;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace cudasim

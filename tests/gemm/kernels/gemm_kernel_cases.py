@@ -1,0 +1,303 @@
+"""Run products on the CUDA kernels by amp_ext.ops on ptx: operands, computation and results.
+
+Operands are placed in memory with a given layout.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from amp_ext import ops
+from cases import ACTIVATIONS, assert_equal, integers, spacing
+from planner import gemm_tiles
+from ptx_backend.backend import Schedule, ptx
+
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+OUT_TYPES = (FP32, FP16, BF16)
+CPU = torch.device("cpu")
+SURROUNDINGS = float("nan")
+
+# Whether a and b lie by rows, and the dtype for tests in which the dtype matters little.
+MAJORS = {"nn": (True, True), "nt": (True, False), "tn": (False, True), "tt": (False, False)}
+TYPES = {"nn": FP16, "nt": BF16, "tn": FP16, "tt": BF16}
+
+
+class Tile(NamedTuple):
+    """A tile of the kernels, as gemm_tiles describes it.
+
+    Attributes:
+        number: its index among the tiles of its kernel.
+        stages: of sm_80; the stages of sm_90a depend on the result.
+        aligned: it needs operands with lines that begin at multiples of 16 bytes.
+        cooperative: of sm_90a; both consumers compute it.
+        majors: the layout for tests in which the layout matters little.
+    """
+
+    text: str
+    sm90: bool
+    number: int
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    aligned: bool
+    cooperative: bool
+    majors: str
+
+    @property
+    def out_multiple(self) -> int:
+        """Columns of a result without gaps that TMA can store."""
+        return 8 if self.sm90 else 1
+
+    def of(self, m: int, n: int) -> tuple[int, int]:
+        """Return the size of m by n tiles, the last ones of a few rows and columns."""
+        return (m - 1) * self.m + 5, (n - 1) * self.n + (8 if self.sm90 else 9)
+
+
+def _tile(number: int, text: str) -> Tile:
+    sm90 = text.startswith("sm90")
+    m, n, k = map(int, re.findall(r"tile (\d+)x(\d+)x(\d+)", text)[0])
+    counts = [int(c) for c in re.findall(r"(\d+) (?:warps|stages)", text)] or [8, 0]
+    sm90_majors = ("nn", "tn", "nt", "tt", "nn", "nt")
+    majors = sm90_majors[number] if sm90 else ("nn", "tt")[number % 2]
+    kind = ("single elements" not in text, "cooperative" in text)
+    return Tile(text, sm90, number, m, n, k, *counts, *kind, majors)
+
+
+def _name(tile: Tile) -> str:
+    if tile.sm90:
+        return f"sm90-{tile.m}x{tile.n}"
+    return f"{tile.m}x{tile.n}x{tile.k}{'' if tile.aligned else '-unaligned'}"
+
+
+SM80_TILES, SM90_TILES = (
+    [_tile(i, text) for i, text in enumerate(gemm_tiles(sm90))] for sm90 in (False, True)
+)
+TILES = SM80_TILES + SM90_TILES
+every_tile = pytest.mark.parametrize("tile", TILES, ids=_name)
+every_sm80_tile = pytest.mark.parametrize("tile", SM80_TILES, ids=_name)
+every_sm90_tile = pytest.mark.parametrize("tile", SM90_TILES, ids=_name)
+every_tile_and_majors = pytest.mark.parametrize(
+    ("tile", "majors"),
+    [
+        pytest.param(tile, majors, id=f"{_name(tile)}-{majors}")
+        for tile in TILES
+        for majors in MAJORS
+    ],
+)
+every_type = pytest.mark.parametrize("dtype", OUT_TYPES, ids=["fp32", "fp16", "bf16"])
+
+
+# ---- products ----------------------------------------------------------------------------------
+
+
+def placed(matrices: Tensor, rows_are_contiguous: bool = True, aligned: bool = True) -> Tensor:
+    """Return a batch of matrices as a view of other memory, with NaN around them.
+
+    Lines (rows or columns) begin at multiples of 16 bytes if `aligned`, else elsewhere.
+    """
+    lines = matrices if rows_are_contiguous else matrices.mT
+    batch, count, length = lines.shape
+    before = 8 if aligned else 1
+    whole = -(-(length + 16) // 8) * 8 + (0 if aligned else 3)
+    memory = torch.full((batch, count, whole), SURROUNDINGS, dtype=lines.dtype)
+    view = memory[:, :, before : before + length].copy_(lines)
+    return view if rows_are_contiguous else view.mT
+
+
+def surroundings_are_intact(view: Tensor) -> bool:
+    """Tell whether nothing has been written around a view that `placed` returned."""
+    memory = torch.empty(0, dtype=view.dtype).set_(view.untyped_storage()).clone()
+    inside = memory.as_strided(view.shape, view.stride(), view.storage_offset())
+    inside.fill_(SURROUNDINGS)
+    return bool(memory.isnan().all())
+
+
+class Product(NamedTuple):
+    """Arguments of a product of batches of matrices.
+
+    Attributes:
+        with_aux: gemm_with_aux computes it.
+        aux: gemm_times_derivative computes it, with the derivative there.
+        into: gemm_accumulate_ adds it to this.
+    """
+
+    a: Tensor
+    b: Tensor
+    out_dtype: torch.dtype = FP32
+    sum_batch: bool = False
+    c: Tensor | None = None
+    bias: Tensor | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    activation: str = "none"
+    with_aux: bool = False
+    aux: Tensor | None = None
+    into: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the result."""
+        batch, m = self.a.shape[:2]
+        return (m, self.b.shape[2]) if self.sum_batch else (batch, m, self.b.shape[2])
+
+
+class Results(NamedTuple):
+    out: Tensor
+    aux: Tensor | None = None
+    column_sums: Tensor | None = None
+
+
+def product(
+    majors: str,
+    m: int,
+    n: int,
+    k: int,
+    out_dtype: torch.dtype = FP32,
+    *,
+    dtype: torch.dtype | None = None,
+    aligned: bool = True,
+    batch: int = 1,
+    make: Callable[..., Tensor] = integers,
+    **options: Any,
+) -> Product:
+    """Return a product of small integers, or of the results of `make`, in these layouts."""
+    dtype, (a_by_rows, b_by_rows) = dtype or TYPES[majors], MAJORS[majors]
+    a = placed(make((batch, m, k), dtype, CPU), a_by_rows, aligned)
+    b = placed(make((batch, k, n), dtype, CPU), b_by_rows, aligned)
+    return Product(a, b, out_dtype, **options)
+
+
+def product_for(tile: Tile, *sizes: Any, **options: Any) -> Product:
+    """Return a product of operands that the tile takes."""
+    return product(tile.majors, *sizes, aligned=tile.aligned, **options)
+
+
+def compute(p: Product) -> Results:
+    if p.into is not None:
+        ops.gemm_accumulate_(p.into, p.a, p.b, alpha=p.alpha, sum_batch=p.sum_batch)
+        assert surroundings_are_intact(p.into)
+        return Results(p.into)
+    if p.aux is not None:
+        options: dict[str, Any] = {"activation": p.activation, "out_dtype": p.out_dtype}
+        out, column_sums = ops.gemm_times_derivative(p.a, p.b, p.aux, **options)
+        return Results(out, None, column_sums)
+    options = p._asdict()
+    for name in ("a", "b", "with_aux", "aux", "into"):
+        del options[name]
+    if p.with_aux:
+        return Results(*ops.gemm_with_aux(p.a, p.b, **options))
+    return Results(ops.gemm(p.a, p.b, **options))
+
+
+def run(
+    product: Product,
+    tile: Tile | None = None,
+    *,
+    sm90: bool = False,
+    schedule: Schedule | None = None,
+    **plan: Any,
+) -> Results:
+    """Compute a product, with this tile and splits, or else as the planner would.
+
+    Args:
+        sm90: on sm_90, where each launch has another tile.
+        plan: arguments of Ptx.force_tile.
+    """
+    library = ptx()
+    if schedule:
+        library.pin(schedule)
+    library.set_sm90(sm90 or (tile is not None and tile.sm90))
+    if tile:
+        library.force_tile(tile.sm90, tile.number, **plan)
+    results = compute(product)
+    assert tile is None or library.plan().startswith(tile.text), library.plan()
+    library.force_tile()
+    return results
+
+
+def planned(pattern: str) -> int:
+    """Return a number in the text of the last plan."""
+    found = re.search(pattern, ptx().plan())
+    assert found, ptx().plan()
+    return int(found[1])
+
+
+# ---- expected results --------------------------------------------------------------------------
+
+
+def derivative(name: str, at: Tensor) -> Tensor:
+    at = at.detach().requires_grad_()
+    return torch.autograd.grad(ACTIVATIONS[name](at).sum(), at)[0]
+
+
+def special_values() -> Tensor:
+    """Return numbers for which formulas of activations overflow or are not defined."""
+    values = (0.0, -0.0, 1e-30, -1e-30, 200.0, -200.0, 1e30, -1e30, float("inf"), float("nan"))
+    return torch.tensor(values)
+
+
+def slopes_at_special_values(name: str) -> Tensor:
+    """Return the limits of an activation's derivative."""
+    slopes = torch.tensor([0.5] * 4 + [1.0, 0.0, 1.0, 0.0, 1.0, float("nan")])
+    if name == "relu":
+        slopes[:4], slopes[-1] = torch.tensor([0.0, 0.0, 1.0, 0.0]), 1.0
+    return slopes
+
+
+def linear_part(p: Product, magnitude: bool = False) -> Tensor:
+    """Return alpha * a @ b + beta * c + bias in float64, or the sum of the terms' magnitudes."""
+
+    def number(x: Any) -> Any:
+        x = x.double() if isinstance(x, Tensor) else x
+        return abs(x) if magnitude else x
+
+    products = number(p.a) @ number(p.b)
+    result = number(p.alpha) * (products.sum(0) if p.sum_batch else products)
+    if p.into is not None:
+        result += number(p.into)
+    if p.c is not None:
+        result += number(p.beta) * number(p.c)
+    if p.bias is not None:
+        result += number(p.bias)
+    return result
+
+
+def exact(p: Product) -> Tensor:
+    """Return the result in float64; to be called before it is added to `into`."""
+    x = linear_part(p)
+    if p.aux is not None:
+        return x * derivative(p.activation, p.aux.double())
+    return ACTIVATIONS[p.activation](x)
+
+
+def check(p: Product, tile: Tile | None = None, **how: Any) -> None:
+    """Run a product of small integers; assert that all that comes out is exact."""
+    out, aux = exact(p), linear_part(p)
+    results = run(p, tile, **how)
+    assert_equal(results.out, out)
+    if results.aux is not None:
+        assert_equal(results.aux, aux)
+    if results.column_sums is not None:
+        assert_equal(results.column_sums, out.sum((0, 1)))
+
+
+def assert_activated_near(actual: Tensor, expected: Tensor, x: Tensor) -> None:
+    """Compare an activation of an x without error, or x times a derivative, rounded once.
+
+    The factor of x is a sum of terms below 1.2 in magnitude. Terms are products of functions
+    (erfcf, expf, a reciprocal) that are off by 4 units in the last place at most. An exponent e, at
+    most 16 where exp(-e) matters, is off by a few units of 2**-24 * e. All of it is below 32 units
+    of 2**-24.
+    """
+    allowed = x.abs() * 2.0**-19
+    allowed += spacing(expected.abs() + allowed, actual.dtype) / 2
+    off = (actual.double() - expected).abs()
+    assert (off <= allowed).all(), f"off by {(off / allowed).max().item()} times what is allowed"

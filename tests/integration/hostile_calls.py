@@ -1,0 +1,711 @@
+"""Make hostile calls of every op from a seed, and check their effects.
+
+A call is right if its results, and all memory around its arguments, equal the oracle's. It is also
+right if it raises an ordinary exception and no argument has changed by a bit. Either way the
+thread's state of autograd, autocast and the dispatcher is as before.
+
+Run as a program, this makes calls of one seed and prints the wrong ones. Each is written to
+a file before it is made: a crash ends the file with the call that it is of.
+
+    python tests/integration/hostile_calls.py --seed 1 --first 200 --count 100 --log FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import random
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+
+import amp_ext
+import reference
+from amp_ext import ops
+from amp_ext.ops import GEMM_OPS, LIST_OPS
+from cases import ACTIVATIONS, FLOATS, raw, written
+from hostile_results import compare_results
+
+SECONDS_OF_A_CALL = 20
+SPECIAL = (0.0, -0.0, 1e-45, -6e-8, 1e-310, 65504.0, 3e38, torch.inf, -torch.inf, torch.nan)
+FACTORS = (1.0, 0.5, 2.0**-16, 1 / 3, -0.7, 0.0, 1e-40, 1e30, torch.inf, torch.nan)
+
+Random = random.Random
+Values = dict[str, Any]
+
+
+# ---- good arguments ----------------------------------------------------------------------------
+
+
+def tensor(rng: Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return numbers of the size of activations, sometimes special values."""
+    return arranged(rng, with_some(rng, torch.randn(shape), SPECIAL, 0.1).to(dtype))
+
+
+def integers(rng: Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return small integers, sometimes infinities and NaN."""
+    values = torch.randint(-3, 4, shape).float()
+    return arranged(rng, with_some(rng, values, (*SPECIAL[-3:], -0.0), 0.05).to(dtype))
+
+
+def with_some(rng: Random, values: Tensor, special: Sequence[float], chance: float) -> Tensor:
+    if rng.random() < chance and values.numel():
+        for _ in range(rng.randint(1, 3)):
+            values.view(-1)[rng.randrange(values.numel())] = rng.choice(special)
+    return values
+
+
+def arranged(rng: Random, values: Tensor) -> Tensor:
+    """Return the same values in one of the layouts that every op takes."""
+    kind = rng.choice(["plain", "plain", "offset", "holes", "permuted", "rows"])
+    if kind == "offset":
+        return torch.empty(values.numel() + 3, dtype=values.dtype)[3:].view_as(values).copy_(values)
+    if kind == "holes":
+        return torch.empty(*values.shape, 2, dtype=values.dtype)[..., 1].copy_(values)
+    if kind == "permuted" and values.dim() > 1:
+        order = rng.sample(range(values.dim()), values.dim())
+        made = torch.empty([values.shape[d] for d in order], dtype=values.dtype)
+        return made.permute([order.index(d) for d in range(values.dim())]).copy_(values)
+    if kind == "rows" and values.dim() > 0:
+        wide = torch.empty(*values.shape[:-1], values.shape[-1] + 2, dtype=values.dtype)
+        return wide[..., :-2].copy_(values)
+    return values
+
+
+def one(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(value, dtype=dtype)
+
+
+def shape_of(rng: Random) -> tuple[int, ...]:
+    return tuple(rng.choice([0, 1, 2, 3, 5, 8]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4])))
+
+
+def good_lists(rng: Random, op: str) -> Values:
+    """Return an example's arguments, with random values for parameters known by name.
+
+    Together they may be refused, as a max_norm without a norm is.
+    """
+    flag = lambda: one(rng.choice([0.0, 0.0, 1.0]))  # noqa: E731
+    count = rng.choice([0, 1, 1, 2, 3, 5, 40])
+    grads = [tensor(rng, shape_of(rng), rng.choice(FLOATS)) for _ in range(count)]
+    known = {
+        "grads": grads,
+        "inputs": grads,
+        "outputs": [arranged(rng, torch.zeros(g.shape, dtype=rng.choice(FLOATS))) for g in grads],
+        "found_inf": flag(),
+        "found_infs": [flag() for _ in range(rng.choice([1, 1, 2, 4]))],
+        "inv_scale": one(rng.choice(FACTORS)),
+        "norm": one(rng.choice(FACTORS)).abs(),
+        "max_norm": rng.choice([1.0, 0.0, 1e30]),
+        "norms": torch.ones(count),
+        "scale": one(rng.choice([4.0, 1.0, 65536.0, 2.0**-126, 3e38, 0.0, torch.inf])),
+        "growth_tracker": one(rng.choice([0, 1, 5, -1, 2**31 - 2]), torch.int32),
+        "growth_factor": rng.choice([2.0, 1.5, 1e30, 1.0]),
+        "backoff_factor": rng.choice([0.5, 1 / 3, 1e-30, 1.0]),
+        "growth_interval": rng.choice([1, 2, 6, 2000]),
+        "min_scale": rng.choice([0.0, 1.0]),
+        "max_scale": rng.choice([4.0, 2.0**24]),
+        "hysteresis": rng.choice([1, 1, 2, 3]),
+        "hysteresis_tracker": one(rng.choice([1, 2, 0]), torch.int32),
+        "skipped_steps": one(7, torch.int64),
+        "next_step": torch.tensor([1.0, 0.0, 1.0]),
+    }
+    values = reference.arguments(op)
+    if "params" in values:
+        known |= good_updates(rng)
+    for argument in getattr(torch.ops.amp_ext, op).default._schema.arguments:
+        if argument.name in known:
+            values[argument.name] = known[argument.name]
+        if argument.has_default_value() and argument.default_value is None and rng.random() < 0.4:
+            values[argument.name] = None
+    return values
+
+
+def good_updates(rng: Random) -> Values:
+    """Return the lists of an optimizer's op, and mostly consistent options."""
+    params, grads = [], []
+    for _ in range(rng.choice([0, 1, 1, 2, 3, 40])):
+        shape, dtype = shape_of(rng), rng.choice([torch.float32, torch.float32, *FLOATS[:3]])
+        param = tensor(rng, shape, dtype)
+        params.append(param if param.is_contiguous() or rng.random() < 0.1 else param.contiguous())
+        if len(shape) == 2 and rng.random() < 0.3:
+            params[-1] = params[-1].t().contiguous().t()
+        grads.append(tensor(rng, shape, rng.choice(FLOATS[:3])))
+
+    def like(dtypes: list[torch.dtype]) -> list[Tensor]:
+        return [torch.empty_like(p, dtype=rng.choice(dtypes)).copy_(torch.rand(p.shape))
+                for p in params]  # fmt: skip
+
+    moments = [torch.float32, torch.float32, torch.bfloat16, torch.float16]
+    second = like(moments)
+    has_momentum, dampens = rng.random() < 0.8, rng.random() < 0.3
+    return {
+        **{"params": params, "grads": grads, "exp_avgs": like(moments), "exp_avg_sqs": second},
+        "max_exp_avg_sqs": [torch.ones_like(x) for x in second],
+        "momentum_buffers": like(moments) if has_momentum else None,
+        "steps": [one(float(rng.choice([0, 1, 2, 1000, 2**24, -1]))) for _ in params],
+        "copies": like([torch.float16, torch.bfloat16]) if rng.random() < 0.3 else None,
+        "momentum": 0.9 if has_momentum else 0.0,
+        "dampening": 0.3 if has_momentum and dampens else 0.0,
+        "nesterov": has_momentum and not dampens and rng.random() < 0.4,
+        "lr": rng.choice([0.1, 1e-3, 0.0, 1e30]),
+        "weight_decay": rng.choice([0.0, 0.01]),
+        **{flag: rng.random() < 0.4 for flag in ("maximize", "decoupled", "stochastic_rounding")},
+        "tensor_lr": one(rng.choice([0.1, 1.0])),
+    }
+
+
+def good_product(rng: Random, op: str) -> Values:
+    m, n, k = (rng.choice([0, 1, 2, 3, 5, 8, 17, 33]) for _ in range(3))
+    dtypes = rng.choice([(torch.float16,), (torch.bfloat16,), (torch.float32,), FLOATS])
+    make = lambda *shape: integers(rng, shape, rng.choice(dtypes))  # noqa: E731
+    maybe = lambda *shape: make(*shape) if rng.random() < 0.4 else None  # noqa: E731
+    activation = rng.choice(tuple(ACTIVATIONS))
+    batch = rng.choice([(), (), (2,), (3, 2)])
+    if op in ("linear", "mlp", "gated_mlp"):
+        x = make(*rng.choice([(k,), (m, k), (2, m, k)]))
+        if op == "linear":
+            return {"x": x, "weight": make(n, k), "bias": maybe(n), "activation": activation}
+        if op == "gated_mlp":
+            gate = {"gate_weight": make(n, k), "gate_bias": maybe(n), "up_weight": make(n, k)}
+            rest = {"up_bias": maybe(n), "down_weight": make(m, n), "down_bias": maybe(m)}
+            return {"x": x, **gate, **rest, "activation": activation}
+        layers = {"weight1": make(n, k), "bias1": maybe(n), "weight2": make(m, n)}
+        return {"x": x, **layers, "bias2": maybe(m), "activation": activation}
+    trans_a, trans_b, shared = (rng.random() < 0.4 for _ in range(3))
+    values: Values = {
+        "a": make(*batch, *((k, m) if trans_a else (m, k))),
+        "b": make(*(() if shared else batch), *((n, k) if trans_b else (k, n))),
+        "trans_a": trans_a,
+        "trans_b": trans_b,
+    }
+    if op == "gemm_times_derivative":
+        out_dtype = rng.choice([None, *FLOATS])
+        return {
+            **values,
+            "aux": make(*batch, m, n),
+            "activation": activation,
+            "out_dtype": out_dtype,
+        }
+    sums = bool(batch) and not shared and rng.random() < 0.4
+    values |= {"sum_batch": sums, "alpha": rng.choice([1.0, 1.0, -1.0, 0.5, 3.0])}
+    shape = (m, n) if sums else (*batch, m, n)
+    if op == "gemm_accumulate_":
+        return {"c": torch.randint(-3, 4, shape).float(), **values}
+    return {
+        **values,
+        "c": maybe(*rng.choice([shape, (m, 1), (n,), ()])),
+        "beta": rng.choice([1.0, 0.0, -2.0]),
+        "bias": maybe(n),
+        "activation": activation,
+        "out_dtype": rng.choice([None, None, *FLOATS]),
+    }
+
+
+def good(rng: Random, op: str) -> Values:
+    return good_lists(rng, op) if op in LIST_OPS else good_product(rng, op)
+
+
+# ---- hostile tensors ---------------------------------------------------------------------------
+
+
+class Plain(Tensor):
+    """A subclass by name only."""
+
+
+class Wrapper(Tensor):
+    """A subclass that holds another tensor and hands every op on to it."""
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Wrapper:
+        return Tensor._make_wrapper_subclass(
+            cls, held.shape, strides=held.stride(), dtype=held.dtype, device=held.device
+        )
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        held = lambda x: x.held if isinstance(x, Wrapper) else x  # noqa: E731
+        args, kwargs = torch.utils._pytree.tree_map(held, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def freed(t: Tensor, size: int = 0) -> Tensor:
+    t = t.clone()
+    t.untyped_storage().resize_(size)
+    return t
+
+
+def overlapping(t: Tensor) -> Tensor:
+    return torch.randint(-3, 4, (t.numel() + 2,)).to(t.dtype).as_strided(t.shape, [1] * t.dim())
+
+
+def misaligned(t: Tensor) -> Tensor:
+    memory = bytearray(t.nbytes + 1)
+    return torch.frombuffer(memory, dtype=t.dtype, offset=1, count=t.numel()).view(t.shape).copy_(t)
+
+
+def inference(t: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return t.clone()
+
+
+# Otherwise its errors print values, also of freed tensors.
+FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+
+HOSTILE: dict[str, Callable[[Tensor], Any]] = {
+    **{
+        str(dtype): lambda t, dtype=dtype: t.to(dtype)
+        for dtype in (
+            *FLOATS,
+            *(torch.int8, torch.int32, torch.int64, torch.bool),
+            *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+        )
+    },
+    "meta": lambda t: t.to("meta"),
+    "fake": lambda t: FAKE.from_tensor(t),
+    "functional": torch._to_functional_tensor,
+    "sparse": lambda t: t.to_sparse(),
+    "uncoalesced": lambda t: torch.sparse_coo_tensor([[0, 0]], t.new_ones(2), (3,)),
+    "csr": lambda t: t.to_sparse_csr(),
+    "mkldnn": lambda t: t.to_mkldnn(),
+    "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    "nested": lambda t: torch.nested.nested_tensor([t, t]),
+    "jagged": lambda t: torch.nested.nested_tensor([t, t], layout=torch.jagged),
+    "subclass": lambda t: t.as_subclass(Plain),
+    "wrapper": Wrapper,
+    "parameter": lambda t: torch.nn.Parameter(t.clone()),
+    "leaf": lambda t: t.clone().requires_grad_(),
+    "non-leaf": lambda t: t.clone().requires_grad_() * 1,
+    "inference": inference,
+    "freed": freed,
+    "shrunk": lambda t: freed(t, max(0, t.nbytes - 1)),
+    "grown": lambda t: freed(t, t.nbytes + 5),
+    "negated": lambda t: torch._neg_view(t.clone()),
+    "imaginary": lambda t: torch.complex(t, t).conj().imag,
+    "conjugate": lambda t: t.to(torch.complex64).conj(),
+    "zero": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
+    "lazy": torch._lazy_clone,
+    "numpy": lambda t: torch.from_numpy(t.numpy().copy()),
+    "misaligned": misaligned,
+    "shared": lambda t: t.clone().share_memory_(),
+    "named": lambda t: t.refine_names(*"abcdefg"[: t.dim()]),
+    "expanded": lambda t: t[..., :1].expand_as(t),
+    "one-element": lambda t: t.new_ones(1).expand_as(t),
+    "overlapping": overlapping,
+    "channels-last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "flat": lambda t: t.reshape(-1),
+    "zero-dim": lambda t: t.new_ones(()),
+    "more-dims": lambda t: t[None],
+    "transposed": lambda t: t.mT,
+    "shorter": lambda t: t[:-1],
+    "empty": lambda t: t[:0],
+    "longer": lambda t: torch.cat([t, t]),
+    "None": lambda t: None,
+    "text": lambda t: "tensor",
+    "number": lambda t: 1.5,
+    # t itself is not in the list: torch's error shows the list, and cannot show every tensor.
+    "list": lambda t: [torch.zeros(t.shape)],
+    "lists": lambda t: [[torch.zeros(t.shape)]],
+    "array": lambda t: t.detach().numpy(),
+}
+SCALARS = {
+    "float": (
+        *(1e39, -1e39, 1e-39, 0.0, -0.0, 1e308, torch.inf, -torch.inf, torch.nan),
+        *(None, "1", True, 3, [1.0]),
+    ),
+    "int": (0, 1, -1, 2, 2**31 - 1, 2**31, 2**40, 2**63 - 1, -(2**63), 2**64, 1.5, None, "1", True),
+    "bool": (None, 2, "True", 0.5),
+    "str": ("", "RELU", "tanh", None, 3, "gelu\0", "relu " * 100),
+    "ScalarType": (torch.int32, torch.complex64, torch.float8_e4m3fn, "float32", 6, 99, None),
+}
+
+
+class Place:
+    """A tensor among the arguments: an argument, or an element of a list."""
+
+    def __init__(self, values: Values, name: str, index: int | None) -> None:
+        self.values, self.name, self.index = values, name, index
+
+    def __repr__(self) -> str:
+        return self.name if self.index is None else f"{self.name}[{self.index}]"
+
+    @property
+    def tensor(self) -> Any:
+        value = self.values[self.name]
+        return value if self.index is None else value[self.index]
+
+    def put(self, value: Any) -> None:
+        if self.index is None:
+            self.values[self.name] = value
+        else:
+            self.values[self.name][self.index] = value
+
+
+def places(values: Values) -> list[Place]:
+    found = []
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            found.append(Place(values, name, None))
+        elif isinstance(value, list):
+            tensors = (i for i, item in enumerate(value) if isinstance(item, Tensor))
+            found += [Place(values, name, i) for i in tensors]
+    return found
+
+
+def share(rng: Random, one: Place, other: Place) -> str:
+    """Let two tensors share memory, overlap in it, or lie side by side."""
+    first, second = one.tensor, other.tensor
+    kind = rng.choice(["same", "part", "part", "beside", "view", "list"])
+    if kind == "same":
+        one.put(second)
+    elif kind == "list" and other.index is not None:
+        other.values[other.name].append(first)
+    elif kind == "view":
+        one.put(second.detach().reshape(-1)[: first.numel()].view(first.dtype).view(first.shape))
+    else:
+        size = max(first.element_size(), second.element_size())
+        end = -(-first.nbytes // size)
+        start = end if kind == "beside" else rng.randint(0, max(0, end - 1))
+        memory = torch.zeros((start + 1) * size + first.nbytes + second.nbytes, dtype=torch.uint8)
+        for place, value, at in ((one, first, 0), (other, second, start * size)):
+            made = torch.empty(0, dtype=value.dtype).set_(
+                memory.untyped_storage(), at // value.element_size(), value.shape
+            )
+            place.put(made.copy_(value))
+    return f"{one!r} and {other!r}: {kind}"
+
+
+def schema_types(op: str) -> dict[str, str]:
+    schema = getattr(torch.ops.amp_ext, op).default._schema
+    return {a.name: str(a.type).removeprefix("Optional[").rstrip("]") for a in schema.arguments}
+
+
+def spoil_once(rng: Random, op: str, values: Values) -> str:
+    """Make the arguments worse in one place; return a description."""
+    found = [place for place in places(values) if is_readable(place.tensor)]
+    kind = rng.random()
+    if found and kind < 0.6:
+        place, name = rng.choice(found), rng.choice(list(HOSTILE))
+        place.put(HOSTILE[name](place.tensor))
+        return f"{place!r}: {name}"
+    if len(found) > 1 and kind < 0.8:
+        one, other = rng.sample(found, 2)
+        # A found_inf may be next_step's, and is then cleared.
+        if {one.name, other.name} != {"next_step", "found_infs"}:
+            return share(rng, one, other)
+    types = {n: t for n, t in schema_types(op).items() if t in SCALARS and n in values}
+    if types and kind < 0.95:
+        name = rng.choice(list(types))
+        values[name] = rng.choice(SCALARS[types[name]])
+        return f"{name}: {values[name]!r}"
+    name = rng.choice(list(values))
+    if rng.random() < 0.5:
+        del values[name]
+        return f"without {name}"
+    values[name] = rng.choice([None, "text", [], [[]], 1.5, (), {}, [None], [1, 2], object()])
+    return f"{name}: {values[name]!r}"
+
+
+def spoil(rng: Random, op: str, values: Values) -> list[str]:
+    done = []
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
+        with contextlib.suppress(Exception):  # changes refused by torch itself are left out
+            done.append(spoil_once(rng, op, values))
+    for value in values.values():
+        if isinstance(value, list) and any(isinstance(t, Tensor) and is_freed(t) for t in value):
+            # torch's error for another type than the op's would print the freed ones.
+            tensors = [item for item in value if isinstance(item, Tensor)]
+            value[:] = tensors if op in LIST_OPS else [t for t in tensors if not is_freed(t)]
+    return done
+
+
+# ---- calls and their checks --------------------------------------------------------------------
+
+CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "our autocast": lambda: amp_ext.autocast("cpu", torch.bfloat16),
+    "FakeTensorMode": lambda: FakeTensorMode(allow_non_fake_inputs=True),
+}
+
+
+def described(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(described, value))}]"
+    if not isinstance(value, Tensor):
+        return repr(value)
+    said = f"{type(value).__name__}({value.dtype}, {value.device}"
+    with contextlib.suppress(Exception):  # nested tensors have neither
+        said += f", {tuple(value.shape)}, strides {value.stride()}, offset {value.storage_offset()}"
+    with contextlib.suppress(Exception):
+        if value.numel() <= 4 and has_memory(value):
+            said += f", {value.tolist()}"
+    return said + ")"
+
+
+def has_memory(t: Any) -> bool:
+    """Return whether a tensor has readable memory: strided, on the CPU, no wrapper."""
+    return (
+        isinstance(t, Tensor)
+        and type(t) in (Tensor, Plain, torch.nn.Parameter)
+        and t.layout == torch.strided
+        and t.device.type == "cpu"
+        and not t.is_nested
+        and not t.is_quantized
+        and not t._is_zerotensor()
+        and not torch._is_functional_tensor(t)
+    )
+
+
+def is_traced(t: Tensor) -> bool:
+    return isinstance(t, FakeTensor) or torch._is_functional_tensor(t)
+
+
+def is_readable(t: Tensor) -> bool:
+    """Return whether all elements lie in the tensor's storage."""
+    if not has_memory(t):
+        return False
+    if t.numel() == 0:
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    held = t.untyped_storage().nbytes()
+    return (t.storage_offset() + last + 1) * t.element_size() <= held
+
+
+def is_freed(t: Tensor) -> bool:
+    return has_memory(t) and not is_readable(t)
+
+
+def flattened(values: Values) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        for index, item in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            yield name if index is None else f"{name}[{index}]", item
+
+
+def held(value: Any) -> Any:
+    return value.held if isinstance(value, Wrapper) else value
+
+
+class Snapshot:
+    """Keep the arguments' memory, and copies with the same sharing."""
+
+    def __init__(self, values: Values) -> None:
+        self.tensors = [(n, held(v)) for n, v in flattened(values) if has_memory(held(v))]
+        self.before = [raw(t.detach()).clone() for _, t in self.tensors]
+        self.metadata = self.metadata_now()
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.copies = {n: self._copy(held(v)) for n, v in values.items()}
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._copy(held(item)) for item in value]
+        if isinstance(value, Tensor) and value._is_zerotensor():
+            return torch.zeros(value.shape, dtype=value.dtype)
+        if not has_memory(value) or not is_readable(value):
+            return copy.copy(value) if not isinstance(value, Tensor) else value
+        storage = value.untyped_storage()
+        if storage._cdata not in self.storages:
+            self.storages[storage._cdata] = storage.clone()
+        made = torch.empty(0, dtype=value.dtype).set_(
+            self.storages[storage._cdata], value.storage_offset(), value.shape, value.stride()
+        )
+        return torch._neg_view(made) if value.is_neg() else made
+
+    def metadata_now(self) -> list[Any]:
+        return [
+            (t.shape, t.stride(), t.storage_offset(), t.is_neg(), t.dtype, t.requires_grad)
+            + (() if t.is_inference() else (t._version,))
+            for _, t in self.tensors
+        ]
+
+    def assert_unchanged(self) -> None:
+        for (name, t), before in zip(self.tensors, self.before, strict=True):
+            assert torch.equal(raw(t.detach()), before), f"{name} has been written"
+        for (name, _), one, other in zip(
+            self.tensors, self.metadata_now(), self.metadata, strict=True
+        ):
+            assert one == other, f"{name} was {other}, is {one}"
+
+    def assert_as(self, op: str, compared: set[str]) -> None:
+        """Assert that memory equals the oracle's copies; `compared` tensors may differ."""
+        compared = {name for name in compared if name.split("[")[0] in written(op)}
+        copied = dict(flattened(self.copies))
+        for name, t in self.tensors:
+            if name in compared and t.numel():
+                copied[name].copy_(t.detach())
+        for name, t in self.tensors:
+            if is_readable(t):
+                same = torch.equal(raw(copied[name]), raw(t.detach()))
+                assert same, f"{name}'s memory is not as the oracle leaves it"
+
+
+def addresses(t: Tensor) -> Tensor:
+    """Return the address of every byte of every element."""
+    at = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        at = at[..., None] + torch.arange(size) * stride
+    byte = torch.arange(t.element_size())
+    return (at[..., None] * t.element_size() + byte + t.data_ptr()).view(-1)
+
+
+def is_own_input(values: Values, name: str) -> bool:
+    if not name.startswith("outputs["):
+        return False
+    index = int(name[8:-1])
+    to, of = values["outputs"][index], values["inputs"][index]
+    same = (to.data_ptr(), to.stride()) == (of.data_ptr(), of.stride())
+    return same and to.dtype == of.dtype and not of.is_neg()
+
+
+def shared_writes(op: str, values: Values) -> str:
+    """Return written arguments that share memory with themselves or with another argument."""
+    tensors = [(name, t) for name, t in flattened(values) if has_memory(t) and t.numel()]
+    names = {n for n, _ in tensors if n.split("[")[0] in written(op)}
+    if op == "cast_":
+        names -= {name for name in names if is_own_input(values, name)}
+    seen = {name: set(addresses(t).tolist()) for name, t in tensors if name in names}
+    for name, t in tensors:
+        if name in names and len(seen[name]) < t.numel() * t.element_size():
+            return f"elements of {name} share memory"
+    for name, bytes_ in seen.items():
+        for other, t in tensors:
+            if other != name and not bytes_.isdisjoint(addresses(t).tolist()):
+                return f"{name} and {other} share memory"
+    return ""
+
+
+def thread_state() -> dict[str, Any]:
+    devices = ("cpu", "cuda")
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": [torch.is_autocast_enabled(device) for device in devices],
+        "autocast's dtype": [torch.get_autocast_dtype(device) for device in devices],
+        "autocast's cache": torch.is_autocast_cache_enabled(),
+        "included": str(torch._C._dispatch_tls_local_include_set()),
+        "excluded": str(torch._C._dispatch_tls_local_exclude_set()),
+        "modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+    }
+
+
+ORDINARY = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, OverflowError)
+
+
+def is_of_torch(error: Exception) -> bool:
+    """Return whether torch's own Python code raised the error, as assertions of fake tensors do."""
+    innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
+    return innermost.f_globals.get("__name__", "").startswith("torch.")
+
+
+class Call:
+    """Hold a call and its arguments."""
+
+    def __init__(self, seed: int, index: int) -> None:
+        rng = Random(f"{seed} {index}")
+        torch.manual_seed(rng.getrandbits(32))
+        self.op = rng.choice(LIST_OPS + GEMM_OPS)
+        self.values = good(rng, self.op)
+        self.done = spoil(rng, self.op, self.values)
+        self.context = rng.choice([*[""] * 6, *CONTEXTS])
+        self.ops = rng.choice([ops, torch.ops.amp_ext])
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{n}={described(v)}" for n, v in self.values.items())
+        function = f"{self.ops.__name__}.{self.op}"
+        return f"[{self.context}] {'; '.join(self.done)}: {function}({arguments})"
+
+    def check(self) -> str:
+        """Make the call; return "raised", "right" or, for unknowable values, "accepted"."""
+        snapshot = Snapshot(self.values)
+        original = {n: list(v) if isinstance(v, list) else v for n, v in self.values.items()}
+        with CONTEXTS[self.context]():
+            state = thread_state()
+            try:
+                result = getattr(self.ops, self.op)(**self.values)
+            except ORDINARY as error:
+                assert "INTERNAL ASSERT" not in str(error), error
+                raised = True
+            except Exception as error:
+                assert is_of_torch(error), f"{type(error).__name__} is not ordinary: {error}"
+                raised = True
+            else:
+                raised = False
+            assert thread_state() == state, f"{thread_state()} was {state}"
+        if raised:
+            snapshot.assert_unchanged()
+            return "raised"
+        return self.check_result(snapshot, original, result)
+
+    def check_result(self, snapshot: Snapshot, original: Values, result: Any) -> str:
+        values = {
+            n: [held(item) for item in v] if isinstance(v, list) else held(v)
+            for n, v in original.items()
+        }
+        tensors = [(name, t) for name, t in flattened(values) if isinstance(t, Tensor)]
+        without_data = any(t.is_meta or is_traced(t) for _, t in tensors)
+        if self.context == "FakeTensorMode" or without_data:
+            return "accepted"
+        for name, t in tensors:
+            assert has_memory(t) or t._is_zerotensor(), f"{name} of {t.layout} was accepted"
+            assert not is_freed(t), f"{name} is freed and was accepted"
+        shared = shared_writes(self.op, values)
+        assert not shared, f"{shared}, and the call was accepted"
+        if "autocast" in self.context and self.op in ("linear", "mlp", "gated_mlp"):
+            return "accepted"
+        with torch.no_grad():
+            try:
+                compared = compare_results(self.op, snapshot.copies, values, result)
+            except Exception as error:
+                raise AssertionError(f"{type(error).__name__}: {error}") from error
+            snapshot.assert_as(self.op, compared)
+        return "right"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--log", required=True)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fresh memory is NaN
+    counts: dict[str, int] = {}
+    with open(options.log, "w") as log:
+        for index in range(options.first, options.first + options.count):
+            call = Call(options.seed, index)
+            log.seek(0)
+            log.truncate()
+            log.write(f"{index} {call}\n")
+            log.flush()
+            signal.alarm(SECONDS_OF_A_CALL)
+            try:
+                outcome = call.check()
+            except AssertionError as error:
+                outcome = "wrong"
+                print(f"WRONG seed {options.seed} call {index} {call}\n  {error}", flush=True)
+            signal.alarm(0)
+            counts[outcome] = counts.get(outcome, 0) + 1
+    print("DONE", counts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
