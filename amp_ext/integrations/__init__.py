@@ -21,10 +21,10 @@ def has_gradients_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> bool
     return {id(param) for param in with_gradients(optimizer)} == given
 
 
-def is_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
-    """Return whether gradients have been unscaled or clipped for a step to come."""
-    state = scaler._per_optimizer_states.get(id(optimizer))
-    return state is not None and state["stage"] is OptState.UNSCALED
+def unscaled_optimizers(scaler: GradScaler | None) -> set[int]:
+    """Return the ids of optimizers with unscaled or clipped gradients, for steps to come."""
+    states = scaler._per_optimizer_states.items() if scaler is not None else ()
+    return {key for key, state in states if state["stage"] is OptState.UNSCALED}
 
 
 def check_alone(scaler: GradScaler | None, optimizer: Optimizer) -> None:
@@ -32,8 +32,7 @@ def check_alone(scaler: GradScaler | None, optimizer: Optimizer) -> None:
 
     A framework ends the step with ``scaler.update()``, and so drops the states of all optimizers.
     """
-    states = scaler._per_optimizer_states.items() if scaler is not None else ()
-    if any(key != id(optimizer) and state["stage"] is OptState.UNSCALED for key, state in states):
+    if unscaled_optimizers(scaler) - {id(optimizer)}:
         raise RuntimeError(
             f"{type(optimizer).__name__}.step: another optimizer's gradients have been unscaled or "
             "clipped, and it has not stepped yet. The scaler is updated after each step: clip and "

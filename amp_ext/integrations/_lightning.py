@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from amp_ext.autocast import autocast
-from amp_ext.integrations import check_alone, is_unscaled
+from amp_ext.integrations import check_alone, unscaled_optimizers
 from amp_ext.scaler import GradScaler
 
 
@@ -57,7 +57,7 @@ class InTrainer(WithScaler):
         self, optimizer: Optimizer, model: nn.Module, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
         check_alone(self.scaler, optimizer)
-        if self.scaler is None or not is_unscaled(self.scaler, optimizer):
+        if id(optimizer) not in unscaled_optimizers(self.scaler):
             return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
         closure()
         self._after_closure(model, optimizer)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from amp_ext.integrations import check_alone, has_gradients_of
 from amp_ext.scaler import GradScaler
-from amp_ext.scaler.arriving import Arriving
+from amp_ext.scaler.loss_scale import Arriving
 
 __all__ = ["with_scaler"]
 

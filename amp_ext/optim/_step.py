@@ -4,10 +4,9 @@ C++ (csrc/bindings/optim) reads ``param_groups`` and ``state`` anew for each ste
 between kernels and torch's step, and creates missing state.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from amp_ext._library import _C
-from amp_ext.optim._scalars import StepScalars
 
 MASTER = "master_param"
 COPY = "autocast_copy"
@@ -32,49 +30,58 @@ _WRAPPERS = (
 """Modules whose wrappers of a step do not touch gradients."""
 
 
+class StepScalars(NamedTuple):
+    """Hold the scaler's scalars of a step: float32 tensors of shape () on the scale's device.
+
+    Attributes:
+        found_inf: not 0 if the step is to be skipped.
+        inv_scale: the factor that unscales gradients; None for unscaled gradients.
+        norm: the norm of the unscaled gradients; None for gradients that are not to be clipped.
+        max_norm: the limit of the norm.
+    """
+
+    found_inf: Tensor
+    inv_scale: Tensor | None = None
+    norm: Tensor | None = None
+    max_norm: float | None = None
+
+
 @dataclass(frozen=True)
 class Storage:
     """Say how state is kept, where that differs from torch.
 
     Attributes:
         master_weights: whether 16-bit parameters have float32 masters.
-        dtypes: the dtypes of moments by name. Other moments have the dtype of the master or the
-            parameter.
         stochastic_rounding: whether bfloat16 moments, and parameters without masters, have it.
         autocast_copies: the dtype of the copies of float32 parameters; None for no copies.
+        dtypes: the dtypes of moments by name; None for the dtype of the master or the parameter.
     """
 
     master_weights: bool = False
-    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     stochastic_rounding: bool = False
     autocast_copies: torch.dtype | None = None
+    dtypes: dict[str, torch.dtype | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, dtype in self.dtypes.items():
+            if dtype not in (None, torch.float32, torch.bfloat16):
+                raise ValueError(
+                    f"{name}_dtype must be torch.float32, torch.bfloat16 or None, got {dtype}"
+                )
+        if self.autocast_copies not in (None, *HALVES):
+            raise ValueError(
+                "autocast_copies must be torch.float16, torch.bfloat16 or None, "
+                f"got {self.autocast_copies!r}"
+            )
+
+    @property
+    def is_torchs(self) -> bool:
+        """Return whether torch's code keeps the same state."""
+        return not (self.stochastic_rounding or self.names() or any(self.dtypes.values()))
 
     def names(self) -> list[str]:
         """Return the names of the tensors that this package adds to a state."""
         return [MASTER] * self.master_weights + [COPY] * (self.autocast_copies is not None)
-
-
-def checked_storage(
-    master_weights: bool,
-    stochastic_rounding: bool,
-    autocast_copies: torch.dtype | None,
-    **dtypes: torch.dtype | None,
-) -> Storage:
-    """Return the storage for a constructor's arguments; ``dtypes`` are the moments'."""
-    for name, dtype in dtypes.items():
-        if dtype not in (None, torch.float32, torch.bfloat16):
-            raise ValueError(
-                f"{name}_dtype must be torch.float32, torch.bfloat16 or None, got {dtype}"
-            )
-    if autocast_copies not in (None, *HALVES):
-        raise ValueError(
-            "autocast_copies must be torch.float16, torch.bfloat16 or None, "
-            f"got {autocast_copies!r}"
-        )
-    if "exp_avg_sq" in dtypes:
-        dtypes["max_exp_avg_sq"] = dtypes["exp_avg_sq"]
-    known = {name: dtype for name, dtype in dtypes.items() if dtype is not None}
-    return Storage(master_weights, known, stochastic_rounding, autocast_copies)
 
 
 class KernelStep(Optimizer):
@@ -182,11 +189,21 @@ class KernelStep(Optimizer):
     @torch.no_grad()
     def _launch(self) -> str | None:
         """Make the step, or return why kernels cannot."""
+        launch = getattr(self._kernels(), self._launch_name)
         names = [self._state_names(group) for group in self.param_groups]
-        for renewed in (False, True):
-            refusal = self._launch_groups(names, renewed)
+        for is_renewed in (False, True):
+            refusal = launch(
+                self.param_groups,
+                self.state,
+                names,
+                is_renewed,
+                [self._options(group) for group in self.param_groups],
+                self._storage.stochastic_rounding,
+                self._scalars(),
+            )
             if not isinstance(refusal, list):
                 return refusal
+            # Each group's parameters with incomplete state.
             for params, needed in zip(refusal, names, strict=True):
                 self._make_state(params, needed)
         raise RuntimeError(
@@ -194,28 +211,9 @@ class KernelStep(Optimizer):
             "(DTensors for a DTensor parameter)"
         )
 
-    def _launch_groups(
-        self, names: list[list[str]], renewed: bool
-    ) -> str | list[list[Tensor]] | None:
-        """Launch the step of all groups, with the states of these names.
-
-        `renewed` says that missing states have just been made. Returns None after the step. Else it
-        returns why kernels cannot make the step, or each group's parameters with incomplete state.
-        """
-        launch = getattr(self._kernels(), self._launch_name)
-        return launch(
-            self.param_groups,
-            self.state,
-            names,
-            renewed,
-            [self._options(group) for group in self.param_groups],
-            self._storage.stochastic_rounding,
-            self._scalars(),
-        )
-
     def _step_as_torch(self, why: str) -> None:
         name = type(self).__name__
-        if self._storage != Storage():
+        if not self._storage.is_torchs:
             raise RuntimeError(
                 f"{name}.step: kernels cannot make this step, and torch knows no master weights, "
                 f"dtypes of moments, stochastic rounding or copies: {why}. Leave these options out "
@@ -242,14 +240,13 @@ class KernelStep(Optimizer):
     def _make_state(self, params: Sequence[Tensor], needed: Sequence[str]) -> None:
         """Make missing states of parameters, and convert the others as kernels need it."""
         # A tensor that kernels can use keeps its memory, for captured graphs.
-        uncounted = [p for p in params if not _is_counter(self.state[p].get("step"), p.device)]
-        if "step" in needed and uncounted:
-            # Views of one tensor: one allocation, and one copy to the device.
-            steps = [self.state[p].get("step", self._steps_before(p)) for p in uncounted]
-            for param, step in zip(uncounted, _counters(steps, params[0].device), strict=True):
-                self.state[param]["step"] = step
         for param in params:
             state = self.state[param]
+            if "step" in needed:
+                step = state.get("step", self._steps_before(param))
+                if not isinstance(step, Tensor):
+                    step = torch.full((), step, dtype=torch.float32, device=param.device)
+                state["step"] = step.to(param.device, torch.float32)
             for name in needed:
                 if name not in ("step", MASTER, COPY):
                     self._make_moment(name, param)
@@ -270,7 +267,8 @@ class KernelStep(Optimizer):
 
     def _moment_dtype(self, name: str, param: Tensor) -> torch.dtype:
         has_master = self._storage.master_weights and param.dtype in HALVES
-        return self._storage.dtypes.get(name, torch.float32 if has_master else param.dtype)
+        dtype = self._storage.dtypes.get(name.removeprefix("max_"))
+        return dtype or (torch.float32 if has_master else param.dtype)
 
     def _steps_before(self, param: Tensor) -> float:
         """Return how many updates a parameter without a ``step`` has had."""
@@ -289,16 +287,12 @@ class KernelStep(Optimizer):
                 self._convert_loaded(param, values)
 
     def _convert_loaded(self, param: Any, values: dict[str, Any]) -> None:
-        loaded = list(values.items())
-        values.clear()
-        for name, value in loaded:
+        for name, value in values.items():
             if isinstance(value, _AsSaved):
-                value = value.tensor
+                values[name] = value.tensor
                 if isinstance(param, Tensor):
                     dtype = torch.float32 if name == MASTER else self._moment_dtype(name, param)
-                    value = value.to(device=param.device, dtype=dtype)
-            # The C++ side finds interned names without comparing texts; names in files are not.
-            values[sys.intern(name) if type(name) is str else name] = value
+                    values[name] = value.tensor.to(device=param.device, dtype=dtype)
         if not self._storage.master_weights:
             values.pop(MASTER, None)  # it would be out of date after the next step
 
@@ -327,11 +321,10 @@ class KernelStep(Optimizer):
         for group in result["param_groups"]:
             if group.get("fused") or group.get("capturable"):
                 continue
-            steps = {index: result["state"].get(index, {}).get("step") for index in group["params"]}
-            steps = {i: s for i, s in steps.items() if isinstance(s, Tensor) and not s.is_cpu}
-            on_cpu = torch.stack(list(steps.values())).cpu().unbind() if steps else ()
-            for index, step in zip(steps, on_cpu, strict=True):
-                result["state"][index] = {**result["state"][index], "step": step}
+            for index in group["params"]:
+                state = result["state"].get(index, {})
+                if isinstance(state.get("step"), Tensor):
+                    result["state"][index] = {**state, "step": state["step"].cpu()}
         return result
 
 
@@ -364,23 +357,6 @@ def _keep_as_saved(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         for key, values in state_dict["state"].items()
     }
     return {**state_dict, "state": state}
-
-
-def _is_counter(step: Any, device: torch.device) -> bool:
-    return (
-        isinstance(step, Tensor)
-        and step.dtype == torch.float32
-        and step.numel() == 1
-        and step.device == device
-    )
-
-
-def _counters(steps: Sequence[Any], device: torch.device) -> Sequence[Tensor]:
-    if not any(isinstance(step, Tensor) or step for step in steps):
-        return torch.zeros(len(steps), dtype=torch.float32, device=device).unbind()
-    kind = {"dtype": torch.float32, "device": device}
-    moved = [torch.as_tensor(step, **kind).reshape(()) for step in steps]
-    return torch.stack(moved).unbind()
 
 
 def _is_dtensor(tensor: Tensor) -> bool:

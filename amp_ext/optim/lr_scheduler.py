@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from amp_ext.scaler import GradScaler
-from amp_ext.scaler.arriving import Arriving
+from amp_ext.scaler.loss_scale import Arriving
 
 __all__ = ["SkipAware"]
 

@@ -9,7 +9,6 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
 
 OWN_ENTRY = "amp_ext"
 
@@ -80,24 +79,15 @@ def _checked(
     key: str, value: Any, kind: type[float | int], lowest: float, highest: float
 ) -> float | int:
     """Return the number of an entry. Floats may be infinite or NaN."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        with suppress(RuntimeError):  # a meta or fake tensor has no value
-            value = value.item()
-    elif isinstance(value, Real) and hasattr(value, "item"):  # NumPy's would compare in their dtype
+    with suppress(AttributeError, RuntimeError, ValueError):  # as of tensors without one value
         value = value.item()
+    name = f"GradScaler.load_state_dict: {key!r} must be"
     if not isinstance(value, Real):
-        raise TypeError(
-            f"GradScaler.load_state_dict: {key!r} must be a number, got {type(value).__name__}"
-        )
+        raise TypeError(f"{name} a number, got {type(value).__name__}")
     fits = lowest <= value <= highest
     if kind is int:
         fits = fits and value == int(value)
-    elif value != value or abs(value) == math.inf:
-        fits = True
-    if not fits:
+    if not fits and (kind is int or abs(value) < math.inf):
         what = "an integer" if kind is int else "a number"
-        raise ValueError(
-            f"GradScaler.load_state_dict: {key!r} must be {what} from {lowest} to {highest}, "
-            f"got {value!r}"
-        )
+        raise ValueError(f"{name} {what} from {lowest} to {highest}, got {value!r}")
     return kind(value)

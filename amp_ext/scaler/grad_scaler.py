@@ -34,7 +34,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,20 +44,18 @@ from torch.optim import Optimizer
 
 from amp_ext._library import _C
 from amp_ext._warnings import torchs_warnings
-from amp_ext.optim._scalars import StepScalars
-from amp_ext.optim._step import KernelStep
+from amp_ext.optim._step import KernelStep, StepScalars
 from amp_ext.scaler.checkpoint import check_bounds, checked_count
 from amp_ext.scaler.optimizers import (
     Handover,
     handover_of,
-    params_without_momentum,
     takes_scaler,
-    zero_unwritten_momentum,
+    zeroed_momentum,
 )
-from amp_ext.scaler.parameters import OrParameters, Parameters, UnscaledGrads, params_of
+from amp_ext.scaler.parameters import OrParameters, Parameters, params_of
 from amp_ext.scaler.processes import (
     Reduction,
-    check_not_split,
+    check_split,
     clip_as_torch,
     is_distributed,
     is_flattened,
@@ -140,8 +137,6 @@ class GradScaler(ScalerState):
         check_bounds(min_scale, max_scale, skip_above_norm)
         if max_consecutive_skips is not None:
             max_consecutive_skips = checked_count("max_consecutive_skips", max_consecutive_skips)
-        if self._enabled:
-            self.set_growth_interval(self._growth_interval)
         self.process_group = process_group
         self._dynamic = dynamic
         self._min_scale, self._max_scale = min_scale, max_scale
@@ -160,16 +155,10 @@ class GradScaler(ScalerState):
         """
         if not self._enabled or self._scale is None:
             return super().unscale_(optimizer)
-        was_ready = self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
         state = self._state_of(optimizer)
-        if was_ready and state["stage"] is OptState.UNSCALED:
-            return None  # clip_grad_norm_ has unscaled parts, and the call above the rest
-        if state.leaves_unscaling:
-            raise RuntimeError(
-                "unscale_() is being called after clip_grad_norm_(), which has left unscaling to "
-                "step(): call it before."
-            )
-        is_ours = state["stage"] is OptState.READY and not self._overrides("_unscale_grads_")
+        if self._unscale_rest(optimizer, state):
+            return None
+        is_ours = state["stage"] is OptState.READY and not self._is_overridden
         if not is_ours or not self._run_pass(optimizer, state, "unscale"):
             return super().unscale_(optimizer)
         state["stage"] = OptState.UNSCALED
@@ -212,7 +201,7 @@ class GradScaler(ScalerState):
             are tensor subclasses: a DTensor as a whole.
 
         Raises:
-            TypeError: neither an optimizer nor parameters.
+            TypeError, AssertionError: neither an optimizer nor parameters.
             ValueError: ``max_norm`` is negative or NaN, or as :meth:`unscale_` for float16
                 gradients that would be rewritten.
             RuntimeError: a second call before :meth:`update`, or a call after :meth:`step`. A norm
@@ -226,7 +215,7 @@ class GradScaler(ScalerState):
             target = Parameters(target)
         is_l2 = self._enabled and float(norm_type) == 2.0
         if not is_l2:
-            check_not_split(target)
+            check_split(target, is_expected=False)
         if not self._enabled:
             return clip_as_torch(target, max_norm, norm_type, error_if_nonfinite)
         if not float(max_norm) >= 0:
@@ -237,7 +226,8 @@ class GradScaler(ScalerState):
         self._check_scale_growth_tracker("clip_grad_norm_")
         state = self._state_of(target)
         state.require_clippable()
-        if not is_l2 or self._overrides("unscale_", "_unscale_grads_"):
+        self._unscale_rest(target, state)
+        if not is_l2 or self._is_overridden:
             self._unscale_once(target, state)
         handover, reduction, result = self._handover(target), self._reduction(target), None
         if is_l2:
@@ -259,8 +249,8 @@ class GradScaler(ScalerState):
         state.is_clipped = True
         self._limit_norm(norm, state, reduction)
         if isinstance(target, Parameters):
-            target.record_unscaled()
-        for sharer in state.shared_states:
+            state.record_unscaled()
+        for sharer in state.sharers:
             sharer.share([state])
         return norm
 
@@ -275,20 +265,24 @@ class GradScaler(ScalerState):
         Clears autocast's cached copies of weights, torch's included.
         """
         try:
-            if not self._enabled or self._scale is None or "closure" in kwargs:
+            is_torchs = not self._enabled or self._scale is None or takes_scaler(optimizer)
+            if is_torchs or "closure" in kwargs:
                 return super().step(optimizer, *args, **kwargs)
             state = self._state_of(optimizer)
-            if state["stage"] is OptState.STEPPED or takes_scaler(optimizer):
+            if state["stage"] is OptState.STEPPED:
                 return super().step(optimizer, *args, **kwargs)
-            handover = self._handover_of_step(optimizer, state)
+            self._unscale_rest(optimizer, state)
+            self._choose_handover(optimizer, state)
             if state["stage"] is OptState.READY:
-                self._prepare_step(optimizer, state, handover)
-            if not state.found_infs:
-                # torch's fused step without any gradients does nothing.
-                is_idle = all(param.grad is None for param in params_of(optimizer))
-                if handover is not Handover.FOUND_INF or not is_idle:
-                    raise AssertionError(_NO_CHECKS)
-            result = self._step_of(handover)(optimizer, state, *args, **kwargs)
+                is_host = state.handover is Handover.HOST
+                (self.unscale_ if is_host else self._check_inf_per_device)(optimizer)
+            self._require_checks(optimizer, state)
+            steps = {
+                Handover.HOST: self._maybe_opt_step,
+                Handover.FOUND_INF: self._step_with_found_inf,
+                Handover.KERNELS: self._step_with_scalars,
+            }
+            result = steps[state.handover](optimizer, state, *args, **kwargs)
             if isinstance(optimizer, KernelStep):
                 vars(optimizer).pop("grad_scale", None)  # a user's, for this step alone
             state["stage"] = OptState.STEPPED
@@ -310,8 +304,6 @@ class GradScaler(ScalerState):
         states, numbers = self._step_states(), self._step_numbers()
         overflows = [flag for state in states.values() for flag in state.found_infs.values()]
         is_launched = new_scale is None and bool(overflows)
-        if not is_launched:
-            super().update(new_scale)
         if is_launched:
             numbers.update(
                 self._scale,
@@ -324,15 +316,12 @@ class GradScaler(ScalerState):
                 self._max_scale,
                 self._hysteresis,
             )
-        numbers.begin_step(
-            self._scale, [state.found_infs for state in states.values()], is_launched
-        )
-        # After all that may raise; begin_step() has put the flags of this step into the states.
-        overflows = [flag for state in states.values() for flag in state.found_infs.values()]
-        above_limit = [s.above_limit for s in states.values() if s.above_limit is not None]
-        numbers.count_step(overflows, above_limit, is_launched)
-        self._per_optimizer_states = defaultdict(StepState)
-        self._close_step(states)
+        else:
+            super().update(new_scale)
+        numbers.close_step(self._scale, states.values(), is_launched)
+        for state in states.values():
+            state.forget_parameters()
+        self._per_optimizer_states, self._last_states = defaultdict(StepState), states
 
     # ---- passes over gradients -----------------------------------------------------------------
 
@@ -353,7 +342,7 @@ class GradScaler(ScalerState):
         numbers = self._step_numbers()
         is_unscaled = state["stage"] is OptState.UNSCALED
         flags = state.found_infs if is_unscaled else numbers.acquire_flag()
-        if is_unscaled and kind == "check" and not state.has_clips:
+        if is_unscaled and kind == "check" and not (state.is_clipped or state.sharers):
             flags = {}  # as in torch: users may have repaired gradients since unscale_()
         result = _C.grad_pass(
             target.param_groups,
@@ -365,18 +354,34 @@ class GradScaler(ScalerState):
             reduce=reduction or self._reduction(target),
             **options,
         )
-        found_infs = {} if result is None else result[0]
-        if is_unscaled:
-            found_infs = {**flags, **found_infs}
-        else:
-            numbers.release_flag(flags, found_infs)
         if result is not None:
-            state["found_inf_per_device"] = self._or_no_overflow(found_infs)
+            state["found_inf_per_device"] = {**(flags if is_unscaled else {}), **result[0]}
         return result
 
     def _unscale_once(self, target: Optimizer | Parameters, state: StepState) -> None:
         if state["stage"] is OptState.READY:
             self.unscale_(target)
+
+    def _unscale_rest(self, target: Optimizer | Parameters, state: StepState) -> bool:
+        """Unscale the rest of a target, if others have unscaled some of its gradients.
+
+        Clips of parameters unscale some gradients of optimizers, and optimizers those of parameters
+        to be clipped. All of their steps are skipped together.
+        """
+        if state["stage"] is not OptState.READY:
+            return False
+        left = state.find_sharers(self._step_states().values())
+        if not state.sharers:
+            return False
+        if left:
+            rest = Parameters(left)
+            self.unscale_(rest)
+            rest_state = self._state_of(rest)
+            rest_state.record_unscaled()
+            state.sharers += (rest_state,)
+        state["stage"] = OptState.UNSCALED
+        state.share(state.sharers)
+        return True
 
     def _limit_norm(self, norm: Tensor, state: StepState, reduction: Reduction | None) -> None:
         """Flag a norm above ``skip_above_norm`` in all processes."""
@@ -385,96 +390,56 @@ class GradScaler(ScalerState):
         above = (norm.to(self._scale) > self._skip_above_norm).float()
         if state.above_limit is not None:  # of an earlier clip of parameters
             above = torch.maximum(above, state.above_limit)
+        if reduction is not None:
+            reduction.share(above)
         state.above_limit = above
-        is_common = (
-            self.process_group is None and reduction is not None and reduction.norm_is_common
-        )
-        if reduction is not None and not is_common:
-            reduction.share(state.above_limit)
-
-    def _state_of(self, target: Optimizer | Parameters) -> StepState:
-        """Return the state of a target in this step.
-
-        Where other targets have unscaled some of its gradients already, the rest is unscaled now:
-        an optimizer after a clip of its parameters, or parameters after their optimizers.
-        """
-        state = self._remember(target)
-        if state["stage"] is not OptState.READY:
-            return state
-        others = [other for find in self._optimizers.values() if (other := find()) is not None]
-        unscaled = UnscaledGrads(target, others, self._per_optimizer_states)
-        if not unscaled.states:
-            return state
-        left = list(unscaled.left.values())
-        if not is_distributed():  # other processes may have gradients that this one has not
-            left = [param for param in left if param.grad is not None]
-        if left:
-            rest = Parameters(left)
-            self.unscale_(rest)
-            rest.record_unscaled()
-            unscaled.states.append(self._per_optimizer_states[id(rest)])
-        state["stage"] = OptState.UNSCALED
-        state.shared_states = tuple(unscaled.states)
-        state.share(unscaled.states)
-        return state
 
     def _reduction(self, target: Optimizer | Parameters) -> Reduction | None:
         return Reduction(self._scale, self.process_group, target) if is_distributed() else None
 
-    def _or_no_overflow(self, found_infs: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
-        if found_infs or not self._allow_no_grads:
-            return found_infs
-        return {self._scale.device: self._combined_found_inf([])}
-
     # ---- the hand-over of a step ---------------------------------------------------------------
 
-    def _overrides(self, *names: str) -> bool:
-        """Return whether a subclass or the user has replaced one of these methods."""
+    @property
+    def _is_overridden(self) -> bool:
+        """Return whether a subclass or the user has replaced a method that sees gradients."""
         return any(
             getattr(getattr(self, name), "__func__", None) is not getattr(GradScaler, name)
-            for name in names
+            for name in ("unscale_", "_unscale_grads_", "_maybe_opt_step")
         )
 
     def _handover(self, target: Optimizer | Parameters) -> Handover:
         """Return the hand-over to a target's step; HOST for overridden methods."""
-        if isinstance(target, KernelStep) and self._overrides(
-            "unscale_", "_unscale_grads_", "_maybe_opt_step"
-        ):
+        if isinstance(target, KernelStep) and self._is_overridden:
             return Handover.HOST
         return handover_of(target)
 
-    def _handover_of_step(self, optimizer: Optimizer, state: StepState) -> Handover:
-        """Return the hand-over that clip_grad_norm_ has chosen, or else the present one."""
-        if state.handover is None:
-            return self._handover(optimizer)
-        if isinstance(optimizer, KernelStep) and optimizer._is_observed:
+    def _choose_handover(self, optimizer: Optimizer, state: StepState) -> None:
+        """Set the hand-over, unless clip_grad_norm_ has left work to a step."""
+        if state.norm is None:
+            state.handover = self._handover(optimizer)
+        elif isinstance(optimizer, KernelStep) and optimizer._is_observed:
             raise RuntimeError(
                 "GradScaler.step: optimizer: expected the step() to which clip_grad_norm_() has "
                 "left unscaling and clipping, got one that is wrapped or hooked since. Wrap it "
                 "before clip_grad_norm_()."
             )
-        return state.handover
+        state.require_norm_untouched()
 
-    def _prepare_step(self, optimizer: Optimizer, state: StepState, handover: Handover) -> None:
-        """Unscale gradients for the HOST; for a step that unscales, only check them."""
-        if handover is Handover.HOST:
-            self.unscale_(optimizer)
-        elif handover is Handover.FOUND_INF or self._overrides("_check_inf_per_device"):
-            self._check_inf_per_device(optimizer)
-        else:
-            self._check(optimizer, written=False)
-
-    def _step_of(self, handover: Handover) -> Callable[..., float | None]:
-        if handover is Handover.HOST:
-            return self._maybe_opt_step
-        is_own = handover is Handover.KERNELS
-        return self._step_with_scalars if is_own else self._step_with_found_inf
+    def _require_checks(self, optimizer: Optimizer, state: StepState) -> None:
+        """Raise for an optimizer without gradients, unless that is allowed."""
+        if state.found_infs:
+            return
+        if self._allow_no_grads:
+            state.found_infs[self._scale.device] = self._combined_found_inf([])
+        elif state.handover is not Handover.FOUND_INF or any(
+            param.grad is not None for param in params_of(optimizer)
+        ):  # torch's fused step without any gradients does nothing
+            raise AssertionError(_NO_CHECKS)
 
     def _step_with_scalars(
         self, optimizer: Optimizer, state: StepState, *args: Any, **kwargs: Any
     ) -> float | None:
         """Call a step with kernels that unscale, clip and skip."""
-        state.require_norm_untouched()
         optimizer._step_scalars = StepScalars(
             self._combined_found_inf(state.skip_flags()),
             self._step_numbers().inv_scale if state.is_scaled else None,
@@ -490,27 +455,20 @@ class GradScaler(ScalerState):
         self, optimizer: Optimizer, state: StepState, *args: Any, **kwargs: Any
     ) -> float | None:
         """Call a step that divides by ``grad_scale`` and skips by ``found_inf``."""
-        state.require_norm_untouched()
-        preset = getattr(optimizer, "grad_scale", None)
-        found_inf = self._combined_found_inf(state.skip_flags())
         divisors = [self._scale] if state.is_scaled else []
         if state.norm is not None:
             # Gradients become 0 where the limit is 0, or the quotient is beyond float32.
             divisors.append((state.norm + 1e-6).div_(state.max_norm).clamp_(min=1.0))
-        if preset is not None:
-            divisors.append(preset)
+        if getattr(optimizer, "grad_scale", None) is not None:
+            divisors.append(optimizer.grad_scale)
+        found_inf = self._combined_found_inf(state.skip_flags())
         optimizer.grad_scale = functools.reduce(operator.mul, divisors) if divisors else None
         optimizer.found_inf = found_inf
-        params = params_without_momentum(optimizer)
         try:
-            result = optimizer.step(*args, **kwargs)
-            preset = None  # it has been used
+            with zeroed_momentum(optimizer, found_inf):
+                return optimizer.step(*args, **kwargs)
         finally:
             del optimizer.grad_scale, optimizer.found_inf
-            if preset is not None:
-                optimizer.grad_scale = preset
-        zero_unwritten_momentum(optimizer, params, found_inf)
-        return result
 
     # ---- torch's hooks -------------------------------------------------------------------------
 
@@ -522,19 +480,19 @@ class GradScaler(ScalerState):
         return None if optimizer_state.skipped else optimizer.step(*args, **kwargs)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
-        return self._check(optimizer, written=True)
-
-    def _check(self, optimizer: Optimizer, written: bool) -> dict[torch.device, Tensor]:
-        """Check the gradients for a step that may write them."""
+        """Check the gradients. Steps with kernels do not write them."""
         self._check_scale_growth_tracker("_check_inf_per_device")
         state = self._state_of(optimizer)
-        is_ours = not self._overrides("_unscale_grads_")
-        if not is_ours or not self._run_pass(optimizer, state, "check", written=written):
+        self._unscale_rest(optimizer, state)
+        written = state.handover is not Handover.KERNELS
+        if self._is_overridden or not self._run_pass(optimizer, state, "check", written=written):
             super()._check_inf_per_device(optimizer)
         return state.found_infs
 
     def _found_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
-        return self._state_of(optimizer).found_infs
+        state = self._state_of(optimizer)
+        self._unscale_rest(optimizer, state)
+        return state.found_infs
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool = True
@@ -549,10 +507,10 @@ class GradScaler(ScalerState):
             reduce=reduction,
         )
         if result is not None:
-            return self._or_no_overflow(result[0])
+            return result[0]
         # torch reduces over the meshes of DTensors.
         found_infs = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         if reduction is not None:
             is_fsdp = any(map(is_flattened, params_of(optimizer)))
             reduction(found_infs, ["fsdp" if is_fsdp else None], None)
-        return self._or_no_overflow(found_infs)
+        return found_infs

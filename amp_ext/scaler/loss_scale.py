@@ -1,13 +1,14 @@
-"""Keep the numbers of the scaler on the device."""
+"""Keep the numbers of the scaler on the device, and copy them to the host."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from amp_ext._library import _C
+from amp_ext.scaler.step_state import StepState
 
 
 class LossScale:
@@ -22,7 +23,7 @@ class LossScale:
         next_step: ``inv_scale``, ``found_inf`` and ``last_found_inf`` in one tensor.
         skipped_steps: the number of skipped steps, int64.
         consecutive_skips: the skipped steps since the last other one, int64; None if not counted.
-        hysteresis_tracker: the overflows until a backoff, int32; None for a hysteresis of 1.
+        hysteresis_tracker: the overflows until a backoff, int32.
     """
 
     @torch.no_grad()
@@ -30,7 +31,7 @@ class LossScale:
         self,
         scale: Tensor,
         skipped_steps: int,
-        hysteresis_tracker: int | None,
+        hysteresis_tracker: int,
         counts_consecutive: bool,
     ) -> None:
         def number(value: int, dtype: torch.dtype) -> Tensor:
@@ -44,35 +45,26 @@ class LossScale:
         self.scale.copy_(scale.reshape(()))
         self.skipped_steps = number(skipped_steps, torch.int64)
         self.consecutive_skips = number(0, torch.int64) if counts_consecutive else None
-        self.hysteresis_tracker = None
-        if hysteresis_tracker is not None:
-            self.hysteresis_tracker = number(hysteresis_tracker, torch.int32)
+        self.hysteresis_tracker = number(hysteresis_tracker, torch.int32)
         self._is_flag_taken = False
-        self._seen: tuple[Tensor, int, int] | None = None
+        self._seen: tuple[Any, ...] | None = None
 
     def sync(self, scale: Tensor) -> None:
         """Renew the reciprocal if the scale has been written or replaced."""
         seen = self._seen
-        if seen is None or seen[0] is not scale or seen[1:] != _version(scale):
+        if seen is None or seen[0] is not scale or seen[1:] != (scale.data_ptr(), scale._version):
             torch.reciprocal(scale.detach().reshape(()), out=self.inv_scale)
-            self._seen = scale, *_version(scale)
+            self._note(scale)
+
+    def _note(self, scale: Tensor) -> None:
+        self._seen = scale, scale.data_ptr(), scale._version
 
     def acquire_flag(self) -> dict[torch.device, Tensor]:
-        """Return ``found_inf``, set to 0, by its device. One pass of a step may have it.
-
-        A pass that fails may have written the flag, and so keeps it.
-        """
+        """Return ``found_inf``, which is 0, by its device. The first pass of a step has it."""
         if self._is_flag_taken:
             return {}
         self._is_flag_taken = True
         return {self.found_inf.device: self.found_inf}
-
-    def release_flag(
-        self, acquired: Mapping[Any, Tensor], used: Mapping[Any, Tensor] | None
-    ) -> None:
-        """Take an acquired flag back unless a pass has used it."""
-        if acquired:
-            self._is_flag_taken = any(flag is self.found_inf for flag in (used or {}).values())
 
     def update(self, scale: Tensor, tracker: Tensor, flags: list[Tensor], *policy: Any) -> None:
         """Move the scale, count the step and reset the flags, in one launch.
@@ -81,37 +73,50 @@ class LossScale:
         """
         counters = self.hysteresis_tracker, self.skipped_steps
         _C.update_scale(scale, tracker, flags, *policy, *counters, self.next_step)
-        self._seen = scale, *_version(scale)
+        self._note(scale)
 
-    def count_step(
-        self, overflows: list[Tensor], above_limit: list[Tensor], is_launched: bool
-    ) -> None:
-        """Count a skipped step, except for overflows that the launch of update() counts."""
-        flags, device = [*overflows, *above_limit], self.scale.device
+    @torch.no_grad()
+    def close_step(self, scale: Tensor, states: Iterable[StepState], is_launched: bool) -> None:
+        """Free ``found_inf`` for the next step, and count a skipped step.
+
+        ``last_found_inf`` takes its place in the states. The launch of :meth:`update` has copied
+        the flag and counted overflows; without the launch, both are done here.
+        """
+        if not is_launched:
+            self.last_found_inf.copy_(self.found_inf)
+            self.found_inf.zero_()
+            self.sync(scale)
+        self._is_flag_taken = False
+        overflows, above_limit, device = [], [], self.scale.device
+        for state in states:
+            for place, flag in state.found_infs.items():
+                if flag is self.found_inf:
+                    state.found_infs[place] = self.last_found_inf
+            overflows += state.found_infs.values()
+            above_limit += [] if state.above_limit is None else [state.above_limit]
+        flags = [*overflows, *above_limit]
         if above_limit or not is_launched:
             counted = combined(overflows, device) if is_launched else 0
             self.skipped_steps += (combined(flags, device) - counted).long()
         if self.consecutive_skips is not None and overflows:
             self.consecutive_skips.add_(1).mul_(combined(flags, device) != 0)
 
-    @torch.no_grad()
-    def begin_step(
-        self, scale: Tensor, flags: list[dict[torch.device, Tensor]], is_launched: bool
-    ) -> None:
-        """Free ``found_inf``; ``last_found_inf`` takes its place among the flags of the last step.
 
-        The launch of update() has copied the flag; a step without the launch copies it here.
-        """
-        if not is_launched:
-            self.last_found_inf.copy_(self.found_inf)
-            self.found_inf.zero_()
-            self._seen = None
-            self.sync(scale)
-        self._is_flag_taken = False
-        for each in flags:
-            for device, flag in each.items():
-                if flag is self.found_inf:
-                    each[device] = self.last_found_inf
+class Arriving:
+    """Copy a tensor of one element to the host. Reading waits for the copy, and no later work."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # Devices other than CUDA have no event for the arrival of an asynchronous copy.
+        self._number = tensor.detach().to("cpu", non_blocking=tensor.is_cuda, copy=True)
+        self._sent: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self._sent = torch.cuda.Event()
+            self._sent.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> float:
+        if self._sent is not None:
+            self._sent.synchronize()
+        return self._number.item()
 
 
 def combined(flags: Iterable[Tensor], device: torch.device) -> Tensor:
@@ -121,7 +126,3 @@ def combined(flags: Iterable[Tensor], device: torch.device) -> Tensor:
     if not flags:
         return torch.zeros((), dtype=torch.float32, device=device)
     return functools.reduce(torch.maximum, flags)
-
-
-def _version(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), tensor._version

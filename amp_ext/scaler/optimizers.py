@@ -1,9 +1,10 @@
 """Decide on the hand-over of a step to an optimizer."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -13,13 +14,7 @@ from amp_ext.optim._step import KernelStep
 
 
 class Handover(Enum):
-    """Name the party that unscales and clips gradients and skips the step.
-
-    Attributes:
-        HOST: the scaler. It calls step() with unscaled gradients, or not at all.
-        FOUND_INF: step(), by the attributes ``grad_scale`` and ``found_inf``.
-        KERNELS: step() of :mod:`amp_ext.optim`, by ``_step_scalars``.
-    """
+    """Name the party that unscales, clips and skips: see :mod:`amp_ext.scaler.grad_scaler`."""
 
     HOST = 0
     FOUND_INF = 1
@@ -34,46 +29,32 @@ def handover_of(optimizer: Any) -> Handover:
         if optimizer._why_not() is None:
             return Handover.KERNELS
         return Handover.FOUND_INF if optimizer._is_fused else Handover.HOST
-    takes_found_inf = _supports_amp_scaling(optimizer) and not _takes_grad_scaler(optimizer.step)
-    return Handover.FOUND_INF if takes_found_inf else Handover.HOST
+    takes_found_inf = getattr(optimizer, "_step_supports_amp_scaling", False)
+    is_host = not takes_found_inf or takes_scaler(optimizer)
+    return Handover.HOST if is_host else Handover.FOUND_INF
 
 
 def takes_scaler(optimizer: Any) -> bool:
     """Return whether step() has the deprecated argument ``grad_scaler``, and drives the scaler."""
-    is_own = isinstance(optimizer, KernelStep)
-    return not is_own and _supports_amp_scaling(optimizer) and _takes_grad_scaler(optimizer.step)
+    takes_found_inf = getattr(optimizer, "_step_supports_amp_scaling", False)
+    if isinstance(optimizer, KernelStep) or not takes_found_inf:
+        return False
+    return "grad_scaler" in inspect.signature(optimizer.step).parameters
 
 
-def _supports_amp_scaling(optimizer: Any) -> bool:
-    return getattr(optimizer, "_step_supports_amp_scaling", False)
+@contextmanager
+def zeroed_momentum(optimizer: Optimizer, found_inf: Tensor) -> Iterator[None]:
+    """Zero the momentum that a step makes where found_inf is not 0.
 
-
-def _takes_grad_scaler(step: Any) -> bool:
-    return "grad_scaler" in inspect.signature(step).parameters
-
-
-# torch's fused SGD allocates momentum without initialising it. After an overflow it leaves before
-# the momentum is written, and the next step reads it. The momentum that a skipped step allocates is
-# set to zero. An optimizer's first step examines all states, a later step only new ones.
-_known_states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-
-
-def params_without_momentum(optimizer: Optimizer) -> list[Tensor]:
-    """Return parameters without momentum, before an SGD optimizer's first step."""
-    if not isinstance(optimizer, torch.optim.SGD) or optimizer in _known_states:
-        return []
-    _known_states[optimizer] = len(optimizer.state)
-    return [p for p, state in optimizer.state.items() if state.get("momentum_buffer") is None]
-
-
-def zero_unwritten_momentum(optimizer: Optimizer, params: list[Tensor], found_inf: Tensor) -> None:
-    """Zero the momentum of these and new parameters where found_inf is not 0."""
-    known = _known_states.get(optimizer)
-    if known is None or (len(optimizer.state) == known and not params):
-        return
-    _known_states[optimizer] = len(optimizer.state)
-    for param in [*params, *list(optimizer.state)[known:]]:
-        momentum = optimizer.state[param].get("momentum_buffer")
+    torch's fused SGD allocates momentum without initialising it. A skipped step leaves before the
+    momentum is written, and the next step would read it.
+    """
+    states = optimizer.state if isinstance(optimizer, torch.optim.SGD) else {}
+    params = [p for p, state in states.items() if state.get("momentum_buffer") is None]
+    known = len(states)
+    yield
+    for param in [*params, *list(states)[known:]]:
+        momentum = states[param].get("momentum_buffer")
         if momentum is not None:
             is_skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
             momentum.detach().masked_fill_(is_skipped, 0.0)

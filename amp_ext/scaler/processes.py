@@ -27,15 +27,11 @@ class Reduction:
         scale: the scale, on the device of the reduction.
         process_group: the scaler's group. Every reduction includes it.
         optimizer: the optimizer of the gradients.
-
-    Attributes:
-        norm_is_common: whether all of these processes have the same last norm; False without one.
     """
 
     def __init__(self, scale: Tensor, process_group: Any, optimizer: Any) -> None:
         self._scale, self._process_group, self._optimizer = scale, process_group, optimizer
         self._shardings: Sequence[Sharding] = ()
-        self.norm_is_common = False
 
     def __call__(
         self,
@@ -57,7 +53,9 @@ class Reduction:
             device; None without norms, or where nothing is reduced.
         """
         if norms is not None and "fsdp" in shardings:
-            self._check_split()
+            (group,) = self._groups_of("fsdp")
+            if distributed.get_world_size(group) > 1:
+                check_split(self._optimizer, is_expected=True)
         self._shardings = shardings
         sets = self._sets()
         if not sets:
@@ -69,7 +67,9 @@ class Reduction:
             torch.stack([found, zero + len(found_infs), *(squares[i] for i in indices if squares)])
             for _, indices in sets
         ]
-        _sum_over(packed, [groups for groups, _ in sets])
+        for numbers, (groups, _) in zip(packed, sets, strict=True):
+            for group in groups:
+                distributed.all_reduce(numbers, group=group)
 
         sums = torch.stack([numbers[:2] for numbers in packed]).sum(0)
         overflow = sums[0] > 0
@@ -80,7 +80,6 @@ class Reduction:
                     squares[i] = number / _replicas(shardings[i])
             norm = sum(squares, zero).sqrt().float()
             overflow = overflow | ~norm.isfinite()
-            self.norm_is_common = len(sets) == 1 and len(sets[0][1]) == len(shardings)
         for flag in found_infs.values():
             flag.copy_(overflow)
         if not found_infs and sums[1] > 0:
@@ -91,32 +90,16 @@ class Reduction:
         """Set a flag that another process of the last call has set."""
         self({flag.device: flag}, self._shardings, None)
 
-    def _check_split(self) -> None:
-        (group,) = self._groups_of("fsdp")
-        if distributed.get_world_size(group) > 1 and any(
-            is_flattened(p) and not is_split(p) for p in params_of(self._optimizer)
-        ):
-            raise RuntimeError(
-                "GradScaler.clip_grad_norm_: processes have all of FullyShardedDataParallel's "
-                "parameters, as with NO_SHARD, and would count them several times: call "
-                "unscale_(optimizer), and clip_grad_norm_ of the FullyShardedDataParallel module"
-            )
-
     def _sets(self) -> list[tuple[Groups, list[int]]]:
         """Return the sets of processes, each with the indices of its shardings."""
-        sets: dict[Any, tuple[Groups, list[int]]] = {}
-
-        def add(groups: Groups) -> list[int]:
-            processes = tuple(frozenset(distributed.get_process_group_ranks(g)) for g in groups)
-            return sets.setdefault(processes, (groups, []))[1]
-
+        sets: dict[Groups, list[int]] = {}
         group = self._process_group
         if group is not None and distributed.get_rank(group) >= 0:
-            add((group,))
+            sets[group,] = []
         for index, sharding in enumerate(self._shardings):
             if groups := self._groups_of(sharding):
-                add(groups).append(index)
-        return list(sets.values())
+                sets.setdefault(groups, []).append(index)
+        return list(sets.items())
 
     def _groups_of(self, sharding: Sharding) -> Groups:
         """Return the groups to reduce a sharding's gradients over."""
@@ -165,25 +148,18 @@ def _replicas(sharding: Sharding) -> int:
     return replicas
 
 
-def _sum_over(tensors: Sequence[Tensor], groups: Sequence[Groups]) -> None:
-    """Sum each tensor over its groups in turn, all tensors at once."""
-    for turn in range(max(map(len, groups))):
-        works = [
-            distributed.all_reduce(tensor, group=own[turn], async_op=True)
-            for tensor, own in zip(tensors, groups, strict=True)
-            if turn < len(own)
-        ]
-        for work in works:
-            work.wait()
+def check_split(optimizer: Any, is_expected: bool) -> None:
+    """Raise for FSDP1's parameters without a whole norm.
 
-
-def check_not_split(optimizer: Any) -> None:
-    """Raise for parameters that FSDP1 has split: torch's code would take a part of the norm."""
-    if is_distributed() and any(is_flattened(p) and is_split(p) for p in params_of(optimizer)):
+    This package takes norms of split parameters, and torch's code only of others.
+    """
+    if is_distributed() and any(
+        is_flattened(p) and is_split(p) is not is_expected for p in params_of(optimizer)
+    ):
         raise RuntimeError(
-            "GradScaler.clip_grad_norm_: each process has a part of FullyShardedDataParallel's "
-            "parameters, of which only an enabled scaler with norm_type=2 takes the whole norm: "
-            "call unscale_(optimizer), and clip_grad_norm_ of the FullyShardedDataParallel module"
+            "GradScaler.clip_grad_norm_: parameters of FullyShardedDataParallel: expected split "
+            "ones, norm_type=2 and an enabled scaler, got another case, such as NO_SHARD. Call "
+            "unscale_(optimizer), and clip_grad_norm_ of the FullyShardedDataParallel module."
         )
 
 

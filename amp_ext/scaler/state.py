@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import ref
 
@@ -12,15 +11,11 @@ from torch import Tensor
 from torch.amp import GradScaler as TorchsScaler
 from torch.optim import Optimizer
 
-from amp_ext.scaler.arriving import Arriving
 from amp_ext.scaler.checkpoint import OWN_ENTRY, checked_state
-from amp_ext.scaler.loss_scale import LossScale, combined
+from amp_ext.scaler.loss_scale import Arriving, LossScale, combined
 from amp_ext.scaler.parameters import Parameters
 from amp_ext.scaler.report import NamedParameters, OverflowReport, report_on
 from amp_ext.scaler.step_state import StepState
-
-_Find = Callable[[], Any]
-"""A weak reference to an optimizer, or a function that returns Parameters."""
 
 
 class ScalerState(TorchsScaler):
@@ -37,20 +32,7 @@ class ScalerState(TorchsScaler):
         self._init_hysteresis_tracker = self._hysteresis
         self._init_skipped_steps = 0
         self._numbers: LossScale | None = None
-        # The targets of this step and of the last step by their id, as in torch's states.
-        self._optimizers: dict[int, _Find] = {}
-        self._last_optimizers: dict[int, _Find] = {}
-        self._last_states: Mapping[int, StepState] = {}
-
-    def set_growth_interval(self, new_interval: int) -> None:
-        """Set the growth interval, as ``torch.amp.GradScaler.set_growth_interval``."""
-        try:
-            self._growth_interval = operator.index(new_interval)
-        except TypeError:
-            raise TypeError(
-                f"GradScaler: growth_interval: expected an integer, got {new_interval!r}. Convert "
-                "it with int()."
-            ) from None
+        self._last_states: dict[int, StepState] = {}  # of the step that update() has closed
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
         with torch.inference_mode(False):  # an update could not write inference tensors
@@ -62,30 +44,21 @@ class ScalerState(TorchsScaler):
         """Return the numbers of a step, refreshed if the user replaced the scale."""
         numbers = self._numbers
         if numbers is None or numbers.scale.device != self._scale.device:
-            skipped_steps, tracker = self._counters()
-            numbers = self._numbers = LossScale(
-                self._scale,
-                skipped_steps,
-                tracker if self._hysteresis > 1 else None,
-                self._max_consecutive_skips is not None,
-            )
+            is_counting = self._max_consecutive_skips is not None
+            numbers = self._numbers = LossScale(self._scale, *self._counters(), is_counting)
         numbers.sync(self._scale)
         return numbers
 
     # ---- the current step and the last one -----------------------------------------------------
 
-    def _remember(self, target: Optimizer | Parameters) -> StepState:
-        """Return a target's state in this step, and remember an optimizer weakly."""
-        if isinstance(target, Parameters):
-            # The scaler has the only reference. Optimizers come later, for their names in reports.
-            self._optimizers = {id(target): lambda: target} | self._optimizers
-        elif id(target) not in self._optimizers:
-            try:
-                self._optimizers[id(target)] = ref(target)
-            except TypeError:  # its class leaves no room for weak references
-                self._optimizers[id(target)] = lambda: None
+    def _state_of(self, target: Optimizer | Parameters) -> StepState:
+        """Return a target's state in this step. The state keeps optimizers weakly."""
         self._per_optimizer_states[id(target)]  # torch's default factory may make it
-        return self._step_states()[id(target)]
+        state = self._step_states()[id(target)]
+        if state.target() is None:
+            # The scaler has the only reference to Parameters.
+            state.target = (lambda: target) if isinstance(target, Parameters) else ref(target)
+        return state
 
     def _step_states(self) -> dict[int, StepState]:
         """Return the states of this step, after wrapping plain dicts that others have put there."""
@@ -94,16 +67,6 @@ class ScalerState(TorchsScaler):
             if not isinstance(state, StepState):
                 states[key] = StepState(state)
         return states
-
-    def _close_step(self, states: Mapping[int, StepState]) -> None:
-        """Keep the states and optimizers that reads need, until the next update."""
-        # Only the steps of optimizers are read later, and Parameters would be kept alive.
-        self._last_optimizers = {
-            key: find
-            for key, find in self._optimizers.items()
-            if not isinstance(find(), Parameters)
-        }
-        self._last_states, self._optimizers = states, {}
 
     @property
     def step_was_skipped(self) -> bool:
@@ -138,19 +101,16 @@ class ScalerState(TorchsScaler):
                 ``model.named_parameters()``. Other parameters have the names that their optimizer
                 was given, or else ``"param_groups[0]['params'][3]"``.
         """
-        states = self._step_states() if self._enabled else {}
-        checked = {}  # a check in this step replaces one in the last step
-        for finders, known in (
-            (self._last_optimizers, self._last_states),
-            (self._optimizers, states),
-        ):
-            for key, find in finders.items():
-                if key in known and (flags := known[key].found_infs):
-                    checked[key] = find, flags.values()
-        overflowed = [
-            find() for find, flags in checked.values() if any(flag.item() for flag in flags)
-        ]
-        return report_on(overflowed, named_parameters)
+        # A check in this step replaces one in the last step.
+        states = [*self._last_states.items(), *self._step_states().items()]
+        checked = {key: state for key, state in states if state.found_infs}.values()
+        overflows = [s for s in checked if any(flag.item() for flag in s.found_infs.values())]
+        if not overflows:
+            return OverflowReport()
+        targets = [target for state in overflows if (target := state.target()) is not None]
+        # Optimizers come last, for their names of parameters.
+        targets.sort(key=lambda target: not isinstance(target, Parameters))
+        return report_on(targets, named_parameters)
 
     def _combined_found_inf(self, flags: Iterable[Tensor]) -> Tensor:
         return combined(flags, self._scale.device)
@@ -182,17 +142,12 @@ class ScalerState(TorchsScaler):
         self._check_skips()
         return self._counters()[0]
 
-    def _get_hysteresis_tracker(self) -> int:
-        return self._counters()[1]
-
     def _counters(self) -> tuple[int, int]:
         """Return the number of skipped steps, and the hysteresis tracker."""
-        skipped_steps, tracker = self._init_skipped_steps, self._init_hysteresis_tracker
-        if self._numbers is not None:
-            skipped_steps = int(self._numbers.skipped_steps.item())
-            if self._numbers.hysteresis_tracker is not None:
-                tracker = int(self._numbers.hysteresis_tracker.item())
-        return skipped_steps, tracker
+        numbers = self._numbers
+        if numbers is None:
+            return self._init_skipped_steps, self._init_hysteresis_tracker
+        return int(numbers.skipped_steps.item()), int(numbers.hysteresis_tracker.item())
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
@@ -247,22 +202,15 @@ class ScalerState(TorchsScaler):
         # In place: a captured graph has the addresses.
         numbers = self._step_numbers()
         numbers.skipped_steps.fill_(self._init_skipped_steps)
-        if numbers.hysteresis_tracker is not None:
-            numbers.hysteresis_tracker.fill_(tracker)
+        numbers.hysteresis_tracker.fill_(tracker)
         if numbers.consecutive_skips is not None:
             numbers.consecutive_skips.zero_()
 
     def __getstate__(self) -> dict[str, Any]:
         skipped_steps, tracker = self._counters()
-        # torch's code reads the scale, where skips may raise. The copy has none to count, and other
-        # threads go on with this scaler.
-        quiet = object.__new__(type(self))
-        vars(quiet).update(vars(self), _numbers=None)
-        state = super(ScalerState, quiet).__getstate__()
-        return state | {
+        return super().__getstate__() | {
             "_init_skipped_steps": skipped_steps,
             "_init_hysteresis_tracker": tracker,
-            "_optimizers": {},
-            "_last_optimizers": {},
+            "_numbers": None,
             "_last_states": {},
         }

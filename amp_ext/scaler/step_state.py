@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
 from amp_ext.scaler.optimizers import Handover
+from amp_ext.scaler.parameters import Parameters, params_of
 
 
 class StepState(dict[str, Any]):
@@ -20,25 +21,31 @@ class StepState(dict[str, Any]):
     clip_grad_norm_ with a step that unscales, the stage is UNSCALED while ``.grad`` is still
     scaled: see ``leaves_unscaling``.
 
+    A target is an optimizer or :class:`Parameters`. Parameters share gradients with optimizers.
+
     Attributes:
+        target: returns the target of the state; None for a target that is gone or unknown.
         is_clipped: whether clip_grad_norm_ has been called.
-        handover: the hand-over to the step that clip_grad_norm_ has left clipping to; None if no
-            work has been left.
+        handover: the hand-over to the step; None until clip_grad_norm_ or step() has chosen it.
+        norm, max_norm: the norm of the unscaled gradients and its limit, if clip_grad_norm_ has
+            left clipping to the step.
         leaves_unscaling: whether clip_grad_norm_ has left unscaling to that step too.
-        norm, max_norm: the norm of the unscaled gradients and its limit, for that step.
         above_limit: 1.0 if the norm is above ``skip_above_norm``, else 0.0; None without a norm.
         skipped: whether the host has skipped the step; None if the host did not decide.
-        shared_states: the states of targets that have unscaled some of the same gradients.
+        sharers: the states of targets that had unscaled some of the same gradients before.
+        unscaled_grads: the gradients that a clip of parameters has unscaled, by the parameters' id.
     """
 
+    target: Callable[[], Any] = staticmethod(lambda: None)
     is_clipped: bool = False
     handover: Handover | None = None
-    leaves_unscaling: bool = False
     norm: Tensor | None = None
     max_norm: float | None = None
+    leaves_unscaling: bool = False
     above_limit: Tensor | None = None
     skipped: bool | None = None
-    shared_states: tuple[StepState, ...] = ()
+    sharers: tuple[StepState, ...] = ()
+    unscaled_grads: dict[int, Tensor | None] | None = None
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
         """Start a step, or wrap a state of torch's."""
@@ -55,11 +62,6 @@ class StepState(dict[str, Any]):
         """Return whether the gradients are still scaled."""
         return self["stage"] is OptState.READY or self.leaves_unscaling
 
-    @property
-    def has_clips(self) -> bool:
-        """Whether flags are of a clip, which leaves gradients scaled after an overflow."""
-        return self.is_clipped or any(state.is_clipped for state in self.shared_states)
-
     def skip_flags(self) -> list[Tensor]:
         """Return the flags that skip the step: overflows, and a norm above the limit."""
         above = [] if self.above_limit is None else [self.above_limit]
@@ -73,40 +75,63 @@ class StepState(dict[str, Any]):
             self._norm_version = norm._version
         self["stage"] = OptState.UNSCALED
 
+    # ---- gradients of several targets ------------------------------------------------------------
+
+    def record_unscaled(self) -> None:
+        """Record the current gradients of parameters as unscaled."""
+        self.unscaled_grads = {id(param): param.grad for param in params_of(self.target())}
+
+    def unscaled(self) -> set[int]:
+        """Return the ids of the parameters with unscaled gradients."""
+        grads = self.unscaled_grads
+        params = params_of(self.target())
+        return {id(p) for p in params if grads is None or p.grad is grads.get(id(p))}
+
+    def find_sharers(self, states: Iterable[StepState]) -> list[Tensor]:
+        """Set ``sharers``, and return the parameters whose gradients none of them has unscaled."""
+        target, sharers, left = self.target(), [], None
+        for state in states:
+            other = state.target()
+            shares = isinstance(target, Parameters) or isinstance(other, Parameters)
+            if not shares or other is None or state["stage"] is OptState.READY:
+                continue
+            if left is None:
+                params = left = {id(param): param for param in params_of(target)}
+            unscaled = state.unscaled()
+            if not unscaled.isdisjoint(params):
+                state.require_clippable(is_shared=True)
+                sharers.append(state)
+                left = {key: param for key, param in left.items() if key not in unscaled}
+        self.sharers = tuple(sharers)
+        return list((left or {}).values())
+
     def share(self, states: Iterable[StepState]) -> None:
         """Take over the flags of other states: all of their steps are skipped together."""
-        flags: dict[torch.device, Tensor] = {}
         for state in states:
             for device, flag in state.found_infs.items():
-                flags[device] = torch.maximum(flags[device], flag) if device in flags else flag
+                own = self.found_infs.get(device, flag)
+                self.found_infs[device] = flag if own is flag else torch.maximum(own, flag)
             if state.above_limit is not None:
-                before = state.above_limit if self.above_limit is None else self.above_limit
-                self.above_limit = torch.maximum(before, state.above_limit)
-        self["found_inf_per_device"] = flags
+                own = state.above_limit if self.above_limit is None else self.above_limit
+                self.above_limit = torch.maximum(own, state.above_limit)
+
+    def forget_parameters(self) -> None:
+        """Drop the references that would keep parameters alive until the next update."""
+        self.sharers, self.unscaled_grads = (), None
+        if isinstance(self.target(), Parameters):
+            del self.target
 
     # ---- errors --------------------------------------------------------------------------------
 
-    def require_clippable(self) -> None:
-        """Raise unless clip_grad_norm_ may be called."""
-        self._require_unstepped()
-        if self.is_clipped:
+    def require_clippable(self, is_shared: bool = False) -> None:
+        """Raise unless clip_grad_norm_ may clip all gradients of the target, or shared ones."""
+        if self["stage"] is OptState.STEPPED:
+            raise RuntimeError("clip_grad_norm_() is being called after step().")
+        if self.norm is not None or (self.is_clipped and not is_shared):
             raise RuntimeError(
                 "clip_grad_norm_() has already been called on this optimizer since the last "
                 "update()."
             )
-
-    def require_shareable(self) -> None:
-        """Raise unless parameters of this optimizer may be clipped by themselves."""
-        self._require_unstepped()
-        if self.handover is not None:
-            raise RuntimeError(
-                "clip_grad_norm_() has already been called on an optimizer of these parameters "
-                "since the last update(), and has left clipping to its step()."
-            )
-
-    def _require_unstepped(self) -> None:
-        if self["stage"] is OptState.STEPPED:
-            raise RuntimeError("clip_grad_norm_() is being called after step().")
 
     def require_norm_untouched(self) -> None:
         """Raise if a norm that the step reads has been written."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import amp_ext
 from amp_ext.optim import SGD, AdamW
-from amp_ext.optim._scalars import StepScalars
+from amp_ext.optim._step import StepScalars
 from autocast_cases import Seen
 
 FP16 = torch.float16

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import amp_ext
 from amp_ext import optim
-from amp_ext.optim._scalars import StepScalars
+from amp_ext.optim._step import StepScalars
 from executors import Executor, against_oracle
 from optim_cases import (
     assert_close,

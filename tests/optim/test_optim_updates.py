@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from amp_ext import optim
-from amp_ext.optim._scalars import StepScalars
+from amp_ext.optim._step import StepScalars
 from executors import Executor, against_oracle
 from optim_cases import (
     assert_close,

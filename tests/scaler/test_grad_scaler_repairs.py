@@ -178,20 +178,3 @@ def test_norm_above_the_limit_is_counted_once() -> None:
     scaler.set_backoff_factor(0.5)
     scaler.update()
     assert scaler.get_skipped_steps() == 1
-
-
-def test_pickling_leaves_the_live_scaler_alone() -> None:
-    """Another thread that steps meanwhile finds the numbers of the captured graph."""
-    seen = []
-
-    class Watched(GradScaler):
-        def _get_growth_tracker(self) -> int:
-            seen.append(scaler._numbers)
-            return super()._get_growth_tracker()
-
-    scaler = Watched("cpu", init_scale=4.0)
-    scaler.scale(torch.ones(1))
-    numbers = scaler._numbers
-    assert scaler.__getstate__()["_numbers"] is None
-    assert seen == [numbers]
-    assert scaler._numbers is numbers is not None

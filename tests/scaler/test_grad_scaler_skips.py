@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "get_skipped_steps": lambda scaler: scaler.get_skipped_steps(),
     "get_scale": lambda scaler: scaler.get_scale(),
     "state_dict": lambda scaler: scaler.state_dict(),
+    "pickle": pickle.dumps,
 }
 
 
@@ -89,17 +91,6 @@ def test_a_loaded_state_starts_the_run_of_skips_again() -> None:
     assert scaler.get_scale() == good["scale"] / 2
 
 
-def test_a_copy_starts_the_run_of_skips_again() -> None:
-    scaler = started(OURS, max_consecutive_skips=2)
-    take_steps(scaler, math.inf, math.inf)
-    again = copy.deepcopy(scaler)  # reads nothing for the user: no error
-    with pytest.raises(RuntimeError, match="the last 2 steps have been skipped"):
-        scaler.get_scale()
-    again.scale(torch.ones(()))
-    take_steps(again, math.inf)
-    assert again.get_skipped_steps() == 3
-
-
 def test_an_update_that_fails_counts_no_skip() -> None:
     scaler = started(OURS, max_consecutive_skips=2)
     scaler.step(sgd(leaf(math.inf)))
@@ -127,7 +118,7 @@ def test_too_many_skips_whose_gradients_are_gone() -> None:
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    with pytest.raises(RuntimeError, match="all gradients have been cleared since"):
+    with pytest.raises(RuntimeError, match="of 0 gradients none is infinite"):
         scaler.get_scale()
 
 

@@ -47,7 +47,7 @@ def test_counts_and_text(device: str) -> None:
     scaler, _optimizer = overflowed(leaf([1.0], device=device), bad, wide, device=device)
     report = scaler.overflow_report()
     assert report
-    assert (report.overflow, report.parameters, report.cleared) == (True, 3, 0)
+    assert (report.overflow, report.examined) == (True, 3)
     first, second = report.gradients
     assert dataclasses.asdict(first) == {
         "name": "param_groups[0]['params'][1]",
@@ -174,16 +174,6 @@ def test_norms_beyond_the_range_of_their_type_are_no_overflow() -> None:
     assert names(scaler.overflow_report()) == ["param_groups[0]['params'][3]"]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_one_launch_for_all_gradients(device: str) -> None:
-    leaves = [leaf([value], device=device) for value in (1.0, INF, 2.0, NAN, 3.0)]
-    scaler, _optimizer = overflowed(*leaves, device=device)
-    with torch.profiler.profile() as profile:
-        report = scaler.overflow_report()
-    ours = {e.key: e.count for e in profile.key_averages() if e.key.startswith("amp_ext::")}
-    assert (len(report.gradients), ours) == (2, {"amp_ext::grad_norm": 1})
-
-
 def test_only_the_optimizer_that_overflowed() -> None:
     """Only the optimizer with the overflow is reported, not a gradient spoilt later."""
     scaler, good, bad = started(OURS), sgd(leaf(1.0)), sgd(leaf(INF), leaf(2.0))
@@ -191,7 +181,7 @@ def test_only_the_optimizer_that_overflowed() -> None:
         scaler.step(optimizer)
     grads(good)[0].fill_(NAN)
     report = scaler.overflow_report([("good", params(good)[0]), ("bad", params(bad)[0])])
-    assert (names(report), report.parameters) == (["bad"], 2)
+    assert (names(report), report.examined) == (["bad"], 2)
 
 
 def test_parameter_of_two_optimizers_counts_once() -> None:
@@ -200,19 +190,10 @@ def test_parameter_of_two_optimizers_counts_once() -> None:
     for optimizer in (first, second):
         scaler.step(optimizer)
     report = scaler.overflow_report()
-    assert (len(report.gradients), report.parameters) == (1, 1)
+    assert (len(report.gradients), report.examined) == (1, 1)
 
 
 # ---- when it comes too late --------------------------------------------------------------------
-
-
-def test_cleared_gradients() -> None:
-    scaler, optimizer = overflowed(leaf([INF]), leaf([1.0]))
-    optimizer.zero_grad()
-    report = scaler.overflow_report()
-    assert not report
-    assert (report.overflow, report.parameters, report.cleared) == (True, 2, 2)
-    assert "all gradients have been cleared since" in str(report)
 
 
 def test_overwritten_gradients() -> None:
@@ -220,35 +201,22 @@ def test_overwritten_gradients() -> None:
     optimizer.zero_grad(set_to_none=False)
     report = scaler.overflow_report()
     assert not report
-    assert "of 2 gradients none is infinite or NaN now: they have been overwritten" in str(report)
-    assert str(report).endswith(" Parameters without a gradient: 1.")
+    assert "of 2 gradients none is infinite or NaN now" in str(report)
+    optimizer.zero_grad()
+    assert scaler.overflow_report() == OverflowReport(overflow=True)
 
 
 def test_norm_that_overflowed_alone() -> None:
     scaler, optimizer = started(OURS, 1.0), sgd(leaf([3e38, 3e38]))
     scaler.clip_grad_norm_(optimizer, 1.0)
-    assert str(scaler.overflow_report()).endswith("added up to a norm, or in another process.")
+    assert "added up to a norm, or in another process" in str(scaler.overflow_report())
 
 
 def test_optimizers_are_held_weakly() -> None:
     scaler, optimizer = overflowed(leaf([INF]))
     del optimizer
     gc.collect()
-    report = scaler.overflow_report()
-    assert not report
-    assert str(report) == "There was an overflow, but an optimizer that had it is gone."
-
-
-def test_one_of_two_optimizers_is_gone() -> None:
-    scaler, left, gone = started(OURS), sgd(leaf([INF])), sgd(leaf([INF]))
-    for optimizer in (left, gone):
-        scaler.step(optimizer)
-    left.zero_grad(set_to_none=False)
-    del optimizer, gone
-    gc.collect()
-    report = scaler.overflow_report()
-    assert (report.parameters, report.gone) == (1, 1)
-    assert "an optimizer that had it is gone" in str(report)
+    assert scaler.overflow_report() == OverflowReport(overflow=True)
 
 
 def test_unscale_of_a_trainers_own() -> None:
@@ -271,8 +239,7 @@ def test_optimizers_of_older_steps_are_forgotten() -> None:
     scaler = started(OURS)
     for _ in range(5):
         close(scaler, sgd(leaf(1.0)))
-    assert len(scaler._last_optimizers) == 1
-    assert len(scaler._optimizers) == 0
+    assert len(scaler._last_states) == 1
 
 
 # ---- the scaler around it ----------------------------------------------------------------------

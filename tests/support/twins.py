@@ -142,7 +142,8 @@ class StepsByScalars(amp_ext.optim.SGD):
     def _why_not(self) -> None:
         """Serve every dtype."""
 
-    def _launch_groups(self, *_: Any) -> None:
+    @torch.no_grad()
+    def _launch(self) -> None:
         self.seen = found_inf, inv_scale, norm, max_norm = self._step_scalars
         if found_inf != 0:
             return

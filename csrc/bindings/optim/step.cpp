@@ -26,7 +26,7 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-// found_inf, inv_scale, norm and max_norm, as amp_ext.optim._scalars.StepScalars has them.
+// found_inf, inv_scale, norm and max_norm, as amp_ext.optim._step.StepScalars has them.
 using ScalarTuple = std::tuple<at::Tensor, std::optional<at::Tensor>, std::optional<at::Tensor>,
                                std::optional<double>>;
 
