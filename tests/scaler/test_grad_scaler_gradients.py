@@ -1,16 +1,22 @@
-"""Test unusual gradients and scalers: subclasses of either, views, and autograd's state."""
+"""Test unusual gradients: subclasses, views, and gradients that cannot be unscaled."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
 
 import amp_ext
+from cases import unwritten
 from twins import (
     OURS,
     Recording,
@@ -20,6 +26,7 @@ from twins import (
     plain,
     same_outcome,
     sgd,
+    sparse_leaf,
     started,
     state_of,
 )
@@ -150,3 +157,136 @@ def test_parameters_that_nobody_else_holds() -> None:
     scaler.unscale_(optimizer)
     [found_inf] = scaler._found_inf_per_device(optimizer).values()
     assert found_inf.item() == 0.0
+
+
+# ---- gradients that cannot be unscaled -----------------------------------------------------------
+
+
+GOOD = [4.0, 8.0]
+BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
+    "fp16": (
+        lambda: leaf(GOOD, torch.float16),
+        ValueError,
+        r"^Attempting to unscale FP16 gradients\. .* allow_fp16_grads=True$",
+    ),
+    "int": (lambda: leaf([4, 8], torch.int32), NotImplementedError, "not implemented for 'Int'"),
+    "complex": (
+        lambda: leaf(GOOD, torch.complex64),
+        NotImplementedError,
+        "not implemented for 'ComplexFloat'",
+    ),
+    "sparse int": (lambda: sparse_leaf(torch.int32), NotImplementedError, "for 'Int'"),
+    "meta": (lambda: leaf(GOOD, device="meta"), Exception, "meta"),
+    "expanded": (
+        lambda: with_grad(torch.ones(1).expand(4)),
+        RuntimeError,
+        "more than one element of the written-to tensor refers to a single memory location",
+    ),
+    "csr": (
+        lambda: with_grad(torch.eye(2).to_sparse_csr()),
+        NotImplementedError,
+        "must be (a )?strided",
+    ),
+    "not a tensor": (lambda: 3, AssertionError, "expected param to be torch.Tensor, got int"),
+}
+
+
+def with_grad(grad: Tensor) -> Tensor:
+    param = grad.clone()
+    param.grad = grad
+    return param
+
+
+def optimizer_of(good: list[Tensor], bad: Any) -> Optimizer:
+    """Return an optimizer of two groups, whether it would take the bad parameter or not."""
+    optimizer = sgd(*good)
+    optimizer.param_groups.append({**optimizer.param_groups[0], "params": [bad]})
+    return optimizer
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize(("make", "error", "text"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("call", ["unscale_", "step"])
+def test_one_bad_gradient_stops_all(
+    call: str, make: Callable[[], Tensor], error: type[Exception], text: str
+) -> None:
+    """No gradient is scaled and no state advances, wherever in the list the bad one stands."""
+    good = [leaf(GOOD, dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+    good.append(sparse_leaf(torch.float32))
+    written = [*(param.grad for param in good[:3]), good[3].grad._values()]
+    scaler = started(OURS)
+    optimizer = optimizer_of(good, make())
+    bad_group = optimizer.param_groups[1]
+    for _ in range(2):
+        with unwritten(written), pytest.raises(error) as raised:
+            getattr(scaler, call)(optimizer)
+        assert re.search(text, str(raised.value))
+        assert scaler._per_optimizer_states[id(optimizer)] == {
+            "stage": OptState.READY,
+            "found_inf_per_device": {},
+        }
+        optimizer.param_groups.reverse()
+
+    optimizer.param_groups.remove(bad_group)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert good[0].grad.tolist() == [1.0, 2.0]
+
+
+def test_the_same_gradient_twice() -> None:
+    """The same gradient twice is an error, while torch would scale it twice."""
+    params = [leaf(GOOD), leaf(GOOD), leaf(GOOD)]
+    params[2].grad = params[0].grad
+    scaler, optimizer = started(OURS), sgd(*params)
+    told = pytest.raises(RuntimeError, match=r"grads\[0\] and grads\[2\] overlap in memory")
+    with unwritten(grads(optimizer)), told:
+        scaler.unscale_(optimizer)
+    assert scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
+
+
+def test_fp16_sparse_gradients_stay_uncoalesced_on_an_error() -> None:
+    sparse = sparse_leaf(torch.float16)
+    before = sparse.grad
+    scaler = started(OURS, allow_fp16_grads=True)
+    with pytest.raises(NotImplementedError):
+        scaler.unscale_(optimizer_of([sparse], leaf([1, 2], torch.int32)))
+    assert sparse.grad is before
+    assert not sparse.grad.is_coalesced()
+
+
+ZERO_TENSOR = """
+import torch
+from amp_ext import GradScaler
+
+good, zero = torch.ones(1), torch.ones(3)
+good.grad, zero.grad = torch.full((1,), 4.0), torch._efficientzerotensor(3)
+scaler = GradScaler("cpu")
+scaler.scale(torch.ones(()))
+optimizer = torch.optim.SGD([good, zero], lr=0.5)
+for check in (scaler._check_inf_per_device, scaler.unscale_):
+    try:
+        check(optimizer)
+    except RuntimeError as error:
+        assert "ZeroTensors are immutable" in str(error), error
+    else:
+        assert check != scaler.unscale_
+assert good.grad.tolist() == [4.0]
+"""
+
+
+def test_zero_tensor_gradient_has_no_memory() -> None:
+    """A zero-tensor gradient is an error, as in torch, but leaves the other gradients unscaled.
+
+    The test has a process of its own, because a write may crash.
+    """
+    subprocess.run([sys.executable, "-c", ZERO_TENSOR], check=True)
+
+
+@pytest.mark.parametrize("argument", ["inv_scale", "found_inf"])
+def test_what_is_not_a_tensor(argument: str) -> None:
+    optimizer, scaler = sgd(leaf(GOOD)), started(OURS)
+    arguments = {"inv_scale": torch.tensor(0.5), "found_inf": torch.zeros(()), argument: "word"}
+    with pytest.raises(TypeError, match=f"{argument} must be a tensor, got str"):
+        scaler._unscale_grads_(optimizer, *arguments.values(), False)
+    assert grads(optimizer)[0].tolist() == GOOD
