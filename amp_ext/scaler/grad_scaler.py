@@ -49,8 +49,9 @@ from amp_ext.scaler.checkpoint import check_bounds, checked_count
 from amp_ext.scaler.optimizers import (
     Handover,
     handover_of,
+    params_without_momentum,
     takes_scaler,
-    zeroed_momentum,
+    zero_momentum,
 )
 from amp_ext.scaler.parameters import OrParameters, Parameters, params_of
 from amp_ext.scaler.processes import (
@@ -464,11 +465,13 @@ class GradScaler(ScalerState):
         found_inf = self._combined_found_inf(state.skip_flags())
         optimizer.grad_scale = functools.reduce(operator.mul, divisors) if divisors else None
         optimizer.found_inf = found_inf
+        params, known = params_without_momentum(optimizer), len(optimizer.state)
         try:
-            with zeroed_momentum(optimizer, found_inf):
-                return optimizer.step(*args, **kwargs)
+            result = optimizer.step(*args, **kwargs)
         finally:
             del optimizer.grad_scale, optimizer.found_inf
+        zero_momentum(optimizer, [*params, *list(optimizer.state)[known:]], found_inf)
+        return result
 
     # ---- torch's hooks -------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
 """Decide on the hand-over of a step to an optimizer."""
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -42,19 +41,20 @@ def takes_scaler(optimizer: Any) -> bool:
     return "grad_scaler" in inspect.signature(optimizer.step).parameters
 
 
-@contextmanager
-def zeroed_momentum(optimizer: Optimizer, found_inf: Tensor) -> Iterator[None]:
-    """Zero the momentum that a step makes where found_inf is not 0.
+def params_without_momentum(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters with a state but no momentum, of an SGD optimizer."""
+    states = optimizer.state if isinstance(optimizer, torch.optim.SGD) else {}
+    return [p for p, state in states.items() if state.get("momentum_buffer") is None]
+
+
+def zero_momentum(optimizer: Optimizer, params: Iterable[Tensor], found_inf: Tensor) -> None:
+    """Zero the momentum that a step has made of parameters, where found_inf is not 0.
 
     torch's fused SGD allocates momentum without initialising it. A skipped step leaves before the
     momentum is written, and the next step would read it.
     """
-    states = optimizer.state if isinstance(optimizer, torch.optim.SGD) else {}
-    params = [p for p, state in states.items() if state.get("momentum_buffer") is None]
-    known = len(states)
-    yield
-    for param in [*params, *list(states)[known:]]:
-        momentum = states[param].get("momentum_buffer")
+    for param in params:
+        momentum = optimizer.state[param].get("momentum_buffer")
         if momentum is not None:
             is_skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
             momentum.detach().masked_fill_(is_skipped, 0.0)
