@@ -138,6 +138,8 @@ class GradScaler(ScalerState):
         check_bounds(min_scale, max_scale, skip_above_norm)
         if max_consecutive_skips is not None:
             max_consecutive_skips = checked_count("max_consecutive_skips", max_consecutive_skips)
+        if self._enabled:
+            self.set_growth_interval(self._growth_interval)
         self.process_group = process_group
         self._dynamic = dynamic
         self._min_scale, self._max_scale = min_scale, max_scale

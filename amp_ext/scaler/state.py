@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -34,6 +36,16 @@ class ScalerState(TorchsScaler):
         self._numbers: LossScale | None = None
         self._last_states: dict[int, StepState] = {}  # of the step that update() has closed
 
+    def set_growth_interval(self, new_interval: int) -> None:
+        """Set the growth interval, as ``torch.amp.GradScaler.set_growth_interval``."""
+        try:
+            self._growth_interval = operator.index(new_interval)
+        except TypeError:
+            raise TypeError(
+                f"GradScaler: growth_interval: expected an integer, got {new_interval!r}. Convert "
+                "it with int()."
+            ) from None
+
     def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
         with torch.inference_mode(False):  # an update could not write inference tensors
             super()._lazy_init_scale_growth_tracker(dev)
@@ -56,8 +68,11 @@ class ScalerState(TorchsScaler):
         self._per_optimizer_states[id(target)]  # torch's default factory may make it
         state = self._step_states()[id(target)]
         if state.target() is None:
-            # The scaler has the only reference to Parameters.
-            state.target = (lambda: target) if isinstance(target, Parameters) else ref(target)
+            if isinstance(target, Parameters):
+                state.target = lambda: target  # the only reference
+            else:
+                with suppress(TypeError):  # its class may leave no room for weak references
+                    state.target = ref(target)
         return state
 
     def _step_states(self) -> dict[int, StepState]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -132,6 +133,16 @@ def test_scale_grows_after_the_interval_has_been_lowered() -> None:
 def test_bad_options(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"GradScaler.*{text}"):
         OURS("cpu", **options)
+
+
+@pytest.mark.parametrize("value", [2000.0, "3", None], ids=str)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_growth_interval_that_is_no_integer(later: bool, value: Any) -> None:
+    text = f"GradScaler: growth_interval: expected an integer, got {value!r}. Convert it"
+    scaler = started(OURS)
+    with pytest.raises(TypeError, match=re.escape(text)):
+        scaler.set_growth_interval(value) if later else OURS("cpu", growth_interval=value)
+    assert scaler.get_growth_interval() == 2000
 
 
 @pytest.mark.parametrize("integer", [np.int64, torch.tensor], ids=["NumPy", "tensor"])
