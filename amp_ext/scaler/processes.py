@@ -92,14 +92,20 @@ class Reduction:
 
     def _sets(self) -> list[tuple[Groups, list[int]]]:
         """Return the sets of processes, each with the indices of its shardings."""
-        sets: dict[Groups, list[int]] = {}
+        sets: dict[Any, tuple[Groups, list[int]]] = {}
+
+        def add(groups: Groups) -> list[int]:
+            # Meshes may have other groups of the same processes.
+            processes = tuple(frozenset(distributed.get_process_group_ranks(g)) for g in groups)
+            return sets.setdefault(processes, (groups, []))[1]
+
         group = self._process_group
         if group is not None and distributed.get_rank(group) >= 0:
-            sets[group,] = []
+            add((group,))
         for index, sharding in enumerate(self._shardings):
             if groups := self._groups_of(sharding):
-                sets.setdefault(groups, []).append(index)
-        return list(sets.items())
+                add(groups).append(index)
+        return list(sets.values())
 
     def _groups_of(self, sharding: Sharding) -> Groups:
         """Return the groups to reduce a sharding's gradients over."""

@@ -128,7 +128,7 @@ void ParamTable::find_states(PyObject* state) {
   }
 }
 
-// Nearly all states begin with the needed entries, in this order, by the interned names.
+// New states begin with the needed entries, in this order, by the interned names.
 void ParamTable::find_objects(PyObject* dict, const std::vector<state::Name>& needed,
                               StateObjects& objects) const {
   size_t k = 0;
