@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,7 +23,6 @@ import torch
 from amp_ext import _cache
 from amp_ext._library import _C
 from amp_ext._triton import is_interpreted, why_not_triton
-from amp_ext._warnings import warn
 
 Candidate = tuple[str, int]
 """A backend, and one of its variants of a product."""
@@ -97,7 +97,7 @@ def update_table(device: str, entries: Iterable[Entry]) -> None:
     is_written = _cache.update(device, "products", merge)
     _set_table(device, (known | _known[device] | new).values())
     if not is_written:
-        warn("amp_ext: cannot write measurements to the cache folder")
+        warnings.warn("amp_ext: cannot write measurements to the cache folder", stacklevel=2)
 
 
 # ---- all products ------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def _measure(
             right = _right_candidates(product, trial, candidates, deadline)
             return _interleaved(trial, right, device.type, deadline) if len(right) > 1 else {}
         except RuntimeError as error:  # most likely out of memory
-            warn(f"amp_ext.tune: {product}: not measured: {error}")
+            warnings.warn(f"amp_ext.tune: {product}: not measured: {error}", stacklevel=2)
             return {}
 
 
@@ -248,12 +248,13 @@ def _right_candidates(
         except Exception as error:  # of any type, as when a Triton kernel does not compile
             # The same text for all products, so that it is shown once.
             problem = str(error).partition("\n")[0]
-            warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}")
+            warnings.warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}", stacklevel=2)
             continue
         if is_right:
             right.append(candidate)
         else:
-            warn(f"amp_ext.tune: left out: {candidate}: wrong results of {product}")
+            text = f"amp_ext.tune: left out: {candidate}: wrong results of {product}"
+            warnings.warn(text, stacklevel=2)
     return right
 
 

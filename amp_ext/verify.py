@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from amp_ext import _cache, ops
 from amp_ext._library import _C
-from amp_ext._warnings import warn
 from amp_ext.ops._op import Case
 from amp_ext.ops.gemm import product_cases
 
@@ -93,7 +93,7 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
             )
         if text not in _warned:
             _warned.add(text)
-            warn(f"amp_ext: {text}", RuntimeWarning)
+            warnings.warn(f"amp_ext: {text}", RuntimeWarning, stacklevel=2)
     return not result.failure
 
 

@@ -43,7 +43,6 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_ext._library import _C
-from amp_ext._warnings import torchs_warnings
 from amp_ext.optim._step import KernelStep, StepScalars
 from amp_ext.scaler.checkpoint import check_bounds, checked_count
 from amp_ext.scaler.optimizers import (
@@ -131,10 +130,9 @@ class GradScaler(ScalerState):
         process_group: ProcessGroup | None = None,
     ) -> None:
         # super() is wrong: the base of amp_ext.cuda.amp's scaler has torch.cuda.amp's arguments.
-        with torchs_warnings():
-            TorchsScaler.__init__(
-                self, device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
-            )
+        TorchsScaler.__init__(
+            self, device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+        )
         check_bounds(min_scale, max_scale, skip_above_norm)
         if max_consecutive_skips is not None:
             max_consecutive_skips = checked_count("max_consecutive_skips", max_consecutive_skips)
