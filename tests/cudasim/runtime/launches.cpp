@@ -217,7 +217,7 @@ using namespace fake_cuda;
 // Drops later launches, at no cost.
 FAKE_CUDA_API void fake_cuda_drop_launches(bool drop) { drops = drop; }
 
-// Launches so far that need not wait for the kernel before.
+// Returns the number of launches so far with programmatic stream serialization.
 FAKE_CUDA_API int64_t fake_cuda_early_launches() { return early_launches; }
 
 // Blocks of the last launch, along x.
