@@ -41,7 +41,7 @@ class InTrainer(WithScaler):
     def clip_gradients(
         self, optimizer: Optimizer, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
     ) -> None:
-        """Clip unscaled gradients, also in manual optimization. The scaler clips norms."""
+        """Clip unscaled gradients, also in manual optimization. The scaler clips by norm."""
         if self.scaler is None or clip_val <= 0:
             return super().clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
         own = unwrapped(optimizer)

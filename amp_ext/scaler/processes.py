@@ -155,9 +155,10 @@ def _replicas(sharding: Sharding) -> int:
 
 
 def check_split(optimizer: Any, is_expected: bool) -> None:
-    """Raise for FSDP1's parameters without a whole norm.
+    """Raise if FSDP1's parameters are not split as expected: their norm would be wrong.
 
-    This package takes norms of split parameters, and torch's code only of others.
+    amp_ext reduces norms over processes, so it expects split parameters. torch's code reduces
+    nothing, so it expects whole ones.
     """
     if is_distributed() and any(
         is_flattened(p) and is_split(p) is not is_expected for p in params_of(optimizer)

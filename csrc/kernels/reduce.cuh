@@ -28,9 +28,9 @@ __device__ double block_sum(double value, BlockSum<kThreads>& shared) {
   return warp_sum(threadIdx.x < kThreads / 32 ? shared.warp[threadIdx.x] : 0);
 }
 
-// Returns true in all threads of the last of `blocks` blocks to draw a ticket. That block sees all
-// writes of every thread 0, and all writes ordered before them. The counter is 0 again. All threads
-// of the block take part.
+// Returns true in all threads of the last of `blocks` blocks to draw a ticket, and resets the
+// counter to 0. The last block sees the earlier writes of thread 0 of each block, and all writes
+// that a block_sync ordered before the call. All threads of the block must call it.
 __device__ inline bool is_last_block(uint32_t* tickets, uint32_t blocks, bool& shared) {
   if (threadIdx.x == 0) {
     ptx::device_fence();

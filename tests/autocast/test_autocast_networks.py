@@ -83,7 +83,7 @@ def test_checkpoint(way: str, dtype: torch.dtype, region: Any) -> None:
 
 @pytest.mark.parametrize("way", CHECKPOINTS)
 def test_checkpoints_of_both_kinds_of_regions(way: str) -> None:
-    """Each second forward pass equals its first, whatever ran between them."""
+    """A checkpoint is recomputed under its own kind of autocast, whatever ran in between."""
     net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
     losses, expected = [], [amp_ext.autocast, torch.autocast, amp_ext.autocast, torch.autocast]
     for region in expected:

@@ -278,7 +278,7 @@ def test_addends_are_not_rounded(name: str) -> None:
         first.zero_().select(1 if "conv2d" in name else -1, 0).fill_(PRODUCT)
         second.fill_(1.0)
         addend.fill_(BIAS)
-    # torch's library rounds addends; it serves where the processor multiplies FP16 itself.
+    # torch's FP16 products round addends. amp_ext uses them on CPUs with FP16 instructions.
     ours = 1.0 if amp_ext._C.multiplies(FP16) else 1 + 2.0**-10
     for region, expected in ((amp_ext.autocast, ours), (torch.autocast, 1.0)):
         with region("cpu", dtype=FP16):

@@ -147,7 +147,7 @@ def test_more_tickets_than_ever(device: str) -> None:
 @on_cuda
 @pytest.mark.parametrize("warm", [False, True])
 def test_graph(device: str, warm: bool) -> None:
-    """A graph has tables and tickets of its own, independent of other lists and products."""
+    """A graph owns its tables and ticket counters; ops outside it do not disturb them."""
     grads, others, product = Grads(device), Grads(device), Product(device)
     wide = Product(device, *WIDE)
     norms, results = [], []

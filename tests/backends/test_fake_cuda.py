@@ -187,7 +187,7 @@ def test_copy_of_memory_that_was_freed() -> None:
     assert x.sum() == 4
 
 
-# ---- launches that need not wait for the kernel before -----------------------------------------
+# ---- programmatic dependent launch -------------------------------------------------------------
 
 CODE = """
 import amp_ext, ctypes

@@ -6,14 +6,19 @@
 of that build, and compiles the kernels of tests/probe with warnings of nvcc as errors. It prints a
 table of the kernels.
 
-It fails on register spills, local memory, a missing architecture, and remarks of ptxas about
-serialised or unpipelined matrix instructions (C75xx). It fails on a kernel without the instructions
-it was written for, on walks of a list with too few bytes in flight, and on a norm in FP64. It fails
-if a kernel for 9.0 or later acts before it waits for the previous kernel, or if the parameters of a
-launch for one tensor are too large.
+It fails on:
 
-It fails if the sm_90a GEMM takes too many instructions from box to box, and if the epilogue of the
-sm_80 GEMM loses sums. It fails if the library has too many kernels or bytes.
+- register spills, local memory, and a missing architecture;
+- ptxas remarks about serialised or unpipelined matrix instructions (C75xx);
+- a kernel without the instructions it was written for;
+- a list kernel that keeps too few bytes of loads in flight;
+- a norm kernel that converts too many values to FP64 between loads;
+- a kernel for 9.0 or later that accesses memory or exits before it waits for the previous kernel,
+  or never lets the next one begin;
+- a launch for one tensor with too many bytes of parameters;
+- an sm_90a GEMM with too many instructions between TMA stores, or a division in its consumers;
+- an sm_80 GEMM whose epilogue drops accumulators between its passes;
+- a library with too many kernels or bytes.
 """
 
 from __future__ import annotations

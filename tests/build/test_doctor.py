@@ -107,7 +107,7 @@ def test_module_that_cannot_be_loaded(package: Path) -> None:
 
 
 def wrong(op: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an op with a wrong result, or with a wrong write."""
+    """Wrap an op to return a wrong result or, if it returns None, to write a wrong value."""
 
     def spoiled(**values: Any) -> Any:
         result = op(**values)

@@ -43,17 +43,16 @@ CUDASIM_API void* cudasim_kernel(void* module, const char* name) {
   return nullptr;
 }
 
-// sizes: grid, block and cluster along x, y and z, bytes of dynamic shared memory
-CUDASIM_API const char* cudasim_launch(void* kernel, const u32 sizes[10], void** parameters,
+// sizes: grid and block along x, y and z, bytes of dynamic shared memory
+CUDASIM_API const char* cudasim_launch(void* kernel, const u32 sizes[7], void** parameters,
                                        u64 seed) {
   if (!find_allocation) find_allocation = own_allocation;
   Launch launch;
   for (int i = 0; i < 3; ++i) {
     launch.grid[i] = sizes[i];
     launch.block[i] = sizes[3 + i];
-    launch.cluster[i] = sizes[6 + i];
   }
-  launch.dynamic_shared = sizes[9];
+  launch.dynamic_shared = sizes[6];
   launch.parameters = parameters;
   launch.seed = seed;
   last_fault = run(*static_cast<Kernel*>(kernel), launch);

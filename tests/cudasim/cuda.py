@@ -119,12 +119,12 @@ def environment(ptx: Path | None) -> dict[str, str]:
 
 
 def run(program: Sequence[str], variables: dict[str, str], settings: dict[str, object]) -> None:
-    """Become a program that runs without a GPU: pytest, a script, or arguments of Python.
+    """Replace this process by a program on fake GPUs: pytest, a script, or Python with -m or -c.
 
     Args:
-        program: its command line.
-        variables: the result of environment(); lists are put before existing values.
-        settings: of the devices, such as `devices`, `capability` and `order`.
+        program: the program's command line.
+        variables: the result of environment(); each value is prepended to the existing one.
+        settings: options of the fake GPUs, such as `devices`, `capability` and `order`.
     """
     os.environ.update({f"FAKE_CUDA_{name.upper()}": str(v) for name, v in settings.items()})
     plugins = {"PYTEST_PLUGINS": "cudasim.plugin", "PYTHONPATH": str(build.HERE.parent)}

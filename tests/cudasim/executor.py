@@ -69,7 +69,6 @@ class Module:
         grid: Sequence[int],
         block: Sequence[int],
         *arguments: Any,
-        cluster: Sequence[int] = (1,),
         shared: int = 0,
         seed: int = 0,
     ) -> None:
@@ -80,7 +79,6 @@ class Module:
             grid: blocks along x, y and z.
             block: threads along x, y and z.
             arguments: arrays, and numbers as types of ctypes.
-            cluster: blocks of a cluster along x, y and z.
             shared: bytes of dynamic shared memory.
             seed: chooses the schedule, where configure() leaves it open.
 
@@ -90,12 +88,12 @@ class Module:
         kernel = _library().cudasim_kernel(self._module, name.encode())
         if not kernel:
             raise KeyError(name)
-        sizes = itertools.chain(*((*s, 1, 1)[:3] for s in (grid, block, cluster)), [shared])
+        sizes = itertools.chain(*((*s, 1, 1)[:3] for s in (grid, block)), [shared])
         values = [a.pointer() if isinstance(a, Array) else a for a in arguments]
         pointers = [ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values]
         fault = _library().cudasim_launch(
             ctypes.c_void_p(kernel),
-            (ctypes.c_uint32 * 10)(*sizes),
+            (ctypes.c_uint32 * 7)(*sizes),
             (ctypes.c_void_p * max(len(pointers), 1))(*pointers),
             ctypes.c_uint64(seed),
         )

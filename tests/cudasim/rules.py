@@ -89,7 +89,7 @@ def mutants(text: str) -> Iterator[tuple[str, str]]:
 # ---- order --------------------------------------------------------------------------------------
 
 ORDERING = re.compile(
-    r"bar\.(warp\.)?sync|barrier\.(cta\.)?sync|barrier\.cluster|membar|fence|griddepcontrol\.wait"
+    r"bar\.(warp\.)?sync|barrier\.(cta\.)?sync|membar|fence|griddepcontrol\.wait"
     r"|mbarrier\.(init|arrive|expect_tx)|cp\.async|wgmma\.(fence|commit_group|wait_group)"
 )
 WRITES = re.compile(r"st\.|stmatrix|red\.|cp\.reduce|mma\.|wgmma\.mma_async")
@@ -111,8 +111,8 @@ def weaken(s: Statement) -> Iterator[Statement]:
     if name == "membar":
         yield s.with_opcode(r"\.(gl|sys)", ".cta")
     if name in ("fence", "ld", "st", "atom", "red"):
-        yield s.with_opcode(r"\.(gpu|sys|cluster)\b(?!\.cta)", ".cta")
-    if name in ("atom", "red") and not re.search(r"\.(gpu|sys|cta|cluster)\b", s.opcode):
+        yield s.with_opcode(r"\.(gpu|sys)\b(?!\.cta)", ".cta")
+    if name in ("atom", "red") and not re.search(r"\.(gpu|sys|cta)\b", s.opcode):
         yield s.with_opcode(r"^(\w+)", r"\1.cta")
     if name in ("ld", "st", "atom", "red", "mbarrier", "barrier"):
         yield s.with_opcode(r"\.(release|acquire|acq_rel)\b", ".relaxed")

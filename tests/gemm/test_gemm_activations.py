@@ -194,8 +194,9 @@ def test_column_sums_of_nothing(
 
 @every_executor
 def test_derivatives_of_batches_and_layouts(executor: Executor) -> None:
-    """Derivatives of integers by relu are exact for transposes, operands without a batch, and
-    strided or expanded aux.
+    """Integer products times relu's derivative are exact.
+
+    The cases are transposed or unbatched operands, and strided or expanded aux.
     """
     a, b = integers((3, 4, 5, 7), FP16, executor.device), integers((6, 7), FP16, executor.device)
     product = a.double() @ b.double().mT

@@ -120,7 +120,7 @@ def test_rounds_to_nearest_even(
 ) -> None:
     """Results round to nearest even.
 
-    The exact sum lies between two numbers, or is a subnormal, of the dtype.
+    Each exact sum lies between two neighbours in the dtype, or is one of its subnormals.
     """
     a = torch.tensor([dot], device=executor.device).to(dtype)
     b = torch.ones(len(dot), 1, dtype=dtype, device=executor.device)

@@ -72,7 +72,10 @@ def averages(optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def gradients(optimizer: torch.optim.Optimizer, before: Tensor | float = 0.0) -> Tensor:
-    """Return the unscaled gradients of AdamW's last step: the first, or one after `before`."""
+    """Recover the unscaled gradients of AdamW's last step from its first moments.
+
+    `before` holds the first moments before that step: 0 if it is the first step.
+    """
     decay = optimizer.param_groups[0]["betas"][0]
     return (averages(optimizer) - decay * before) / (1 - decay)
 

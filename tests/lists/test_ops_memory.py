@@ -20,7 +20,7 @@ from cases import assert_all_same, assert_same, copies, tensors, unwritten, writ
 from reference import arguments
 
 SAID = {"scale": "current_scale", "found_infs": "found_inf"}
-"""What errors call an argument, where that is not its name."""
+"""Names of arguments in error messages, where they differ from the parameter's name."""
 
 
 class Place(NamedTuple):

@@ -147,7 +147,7 @@ def test_each_parameter_is_updated_as_if_alone() -> None:
         assert_same_bits(together.state[param], optimizer.state[same])
 
 
-# ---- torch's own way ---------------------------------------------------------------------------
+# ---- fallback to torch's optimizer -------------------------------------------------------------
 
 
 class Labelled(torch.Tensor):

@@ -1,4 +1,4 @@
-"""Test the hardware probe on the executor, and its report of a fault."""
+"""Test that the PTX executor passes the hardware probes, and how failed probes are reported."""
 
 from __future__ import annotations
 

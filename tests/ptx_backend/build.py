@@ -191,5 +191,5 @@ def edited(architecture: str, folder: Path, edits: Mapping[str, tuple[str, str]]
 
 
 def runtime_flags() -> list[str]:
-    """Return the folders of the headers that cudasim/runtime/kernels.cpp includes."""
+    """Return the include flags that cudasim/runtime/kernels.cpp needs."""
     return [f"-I{RUNTIME}", f"-isystem{cudasim.toolkit_include()}"]

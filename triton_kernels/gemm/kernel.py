@@ -178,7 +178,10 @@ def _finish(x, part, arguments, F):
 
 @device_function
 def _sum_columns(column_sums, tickets, rows, arguments, F):
-    """Add the sums of all rows of tiles, in order, in the last program of a column of tiles."""
+    """Reduce the column sums of a column of tiles, in the last of its programs to finish.
+
+    The order of the additions is fixed.
+    """
     if F.has_sums:
         place, sizes, _, _, _, sums = arguments
         if is_last(tickets + place[2], rows):

@@ -1,5 +1,5 @@
-// Calls an op on lists by the device's backend. If its kernels have not been verified
-// (backends/verified.h), it calls the op's reference in amp_ext/ops.
+// Calls an op on lists by the device's backend. The first call verifies the backend's kernels
+// (backends/verified.h). If they fail, calls run the op's reference in amp_ext/ops.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -130,7 +130,7 @@ OptionalTensor reduced(py::handle reduce, const OptimizerGrads& grads, py::dict&
   return optional_tensor("norm", reduce(found_infs, py::cast(grads.shardings()), by_sharding));
 }
 
-// Adds the norms of lists up on a device, in fp64, where no square overflows.
+// Combines the L2 norms of several lists into one on a device. Squares in fp64 cannot overflow.
 at::Tensor total_norm(const std::vector<at::Tensor>& norms, at::Device device) {
   if (norms.empty()) return filled_on(device, 0);
   if (norms.size() == 1) return copy_to(norms[0], device);

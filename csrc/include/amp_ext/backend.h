@@ -94,8 +94,8 @@ class GemmBackend {
   // Returns whether the device has instructions for products of a dtype.
   virtual bool multiplies(DType) const { return false; }
 
-  // Returns the GemmArgs::variant of a tile. Tiles are numbered without gaps. The result is 0 if
-  // the number does not exist or the tile cannot be cut in this way.
+  // Encodes a choice of tile as GemmArgs::variant. Returns 0 if the tile's index or the number of
+  // splits is out of range. Tile indices have no gaps.
   virtual int64_t variant_of(const GemmTileChoice&) const { return 0; }
 
   // Returns the values of GemmArgs::variant worth measuring for a product, 0 first. gemm() treats

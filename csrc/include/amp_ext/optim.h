@@ -150,7 +150,7 @@ AMP_EXT_ARITHMETIC StepFactors step_factors(const StepScalars& s, double lr, boo
           maximize ? -coefficient : coefficient};
 }
 
-// Returns the number of the update after `step` updates, starting at 1.
+// Returns the 1-based number of the next update after `step` updates, at most 2^30 + 1.
 AMP_EXT_ARITHMETIC uint32_t update_number(float step) {
   constexpr uint32_t kMost = 1u << 30;
   if (!(step > 0)) return 1;

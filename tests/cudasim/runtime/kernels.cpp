@@ -94,11 +94,8 @@ const char* launch(const cudaLaunchConfig_t& config, const fake_cuda::Kernel& se
   set(launch.grid, config.gridDim);
   set(launch.block, config.blockDim);
   bool begins_early = false;
-  for (unsigned i = 0; i < config.numAttrs; ++i) {
-    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension)
-      set(launch.cluster, config.attrs[i].val.clusterDim);
+  for (unsigned i = 0; i < config.numAttrs; ++i)
     begins_early |= config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization;
-  }
   launch.dynamic_shared = static_cast<u32>(config.dynamicSmemBytes);
   launch.parameters = parameters;
   launch.seed = seed;

@@ -18,7 +18,6 @@ namespace {
 
 constexpr unsigned kMostBlocksAcross = 65535;  // along y, and z
 constexpr unsigned kMostThreads = 1024, kMostThreadsDeep = 64;
-constexpr unsigned kMostClusterBlocks = 8;
 constexpr size_t kAlignment = 64;           // of a parameter
 constexpr size_t kFewParameters = 4 << 10;  // bytes, that a driver for CUDA 12.0 takes
 constexpr int kManyParameters = 12010;
@@ -104,17 +103,10 @@ const char* refusal(const cudaLaunchConfig_t& config, const Function& function, 
   if (config.dynamicSmemBytes > function.most_shared[current_device])
     return "more shared memory than it may have";
   for (unsigned i = 0; i < config.numAttrs; ++i) {
-    if (config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) {
-      if (function.ptx < kWaits) return "that it begins early, which its code does not know";
-      if (captured) return "that it begins early, in a capture";
-      continue;
-    }
-    const auto& n = config.attrs[i].val.clusterDim;
-    if (config.attrs[i].id != cudaLaunchAttributeClusterDimension) return "an unknown attribute";
-    if (settings().capability < 90) return "a cluster before compute capability 9.0";
-    if (n.x == 0 || n.y == 0 || n.z == 0 || n.x * n.y * n.z > kMostClusterBlocks)
-      return "the size of its cluster";
-    if (grid.x % n.x || grid.y % n.y || grid.z % n.z) return "a grid that is no whole clusters";
+    if (config.attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization)
+      return "an unknown attribute";
+    if (function.ptx < kWaits) return "that it begins early, which its code does not know";
+    if (captured) return "that it begins early, in a capture";
   }
   return nullptr;
 }
@@ -217,7 +209,7 @@ using namespace fake_cuda;
 // Drops later launches, at no cost.
 FAKE_CUDA_API void fake_cuda_drop_launches(bool drop) { drops = drop; }
 
-// Launches so far that need not wait for the kernel before.
+// Returns the number of launches so far with programmatic stream serialization.
 FAKE_CUDA_API int64_t fake_cuda_early_launches() { return early_launches; }
 
 // Blocks of the last launch, along x.

@@ -1,5 +1,4 @@
 // Kernels in the ordinary style: __shared__, __syncthreads, shuffles, atomics.
-#include <cooperative_groups.h>
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
 
@@ -107,20 +106,6 @@ extern "C" __global__ void bits(const unsigned* x, unsigned* out) {
 
 extern "C" __global__ void scale_halves(__half2* x, float factor) {
   x[threadIdx.x] = __hfma2(x[threadIdx.x], __float2half2_rn(factor), __float2half2_rn(1.0f));
-}
-
-// Each block adds 1 to the numbers of the next block of the cluster.
-extern "C" __global__ void pass_on(int* out) {
-#if __CUDA_ARCH__ >= 900
-  __shared__ int own[32];
-  auto cluster = cooperative_groups::this_cluster();
-  const unsigned rank = cluster.block_rank();
-  own[threadIdx.x] = rank * 100 + threadIdx.x;
-  cluster.sync();
-  const int* next = cluster.map_shared_rank(own, (rank + 1) % cluster.num_blocks());
-  out[blockIdx.x * 32 + threadIdx.x] = next[threadIdx.x] + 1;
-  cluster.sync();
-#endif
 }
 
 // Two stages of copies, one in flight while the other is read.

@@ -117,14 +117,6 @@ class TestOrdinaryKernels:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_clusters_read_shared_memory_of_other_blocks(seed: int) -> None:
-    """A block reads the shared memory of the next block of its cluster."""
-    out = Array(c_int, 128)
-    module("ordinary").launch("pass_on", (4,), (32,), out, cluster=(2,), seed=seed)
-    assert list(out.view) == [(b + 1) % 2 * 100 + i + 1 for b in range(4) for i in range(32)]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_copies_arrive_behind_their_wait(seed: int) -> None:
     """Stages of cp.async are read behind their wait and a barrier."""
     x, out = Array(c_float, range(320)), Array(c_float, 320)

@@ -73,7 +73,8 @@ __device__ inline void write_unit(Sm90Header& header, uint32_t round, const Sm90
   ptx::mbarrier_arrive(header.unit_full[at]);
 }
 
-// Returns the block's unit of a round to all lanes. Every reading warp reads every unit.
+// Waits for the block's unit of work of a round, and returns it to every lane. Every reading warp
+// must read every unit, because it also frees the unit's slot.
 __device__ inline Sm90Unit read_unit(Sm90Header& header, uint32_t round) {
   const uint32_t at = round % Sm90Header::kUnits, lap = round / Sm90Header::kUnits;
   ptx::mbarrier_wait(header.unit_full[at], lap % 2);

@@ -9,13 +9,12 @@ const char* const kWhat = "cp.async";
 
 // A group of a warp is a time of its engine.
 Role role_of_group(Warp& w, int lane, bool writes) {
-  return {w.block->cluster->actor(Engine::copy, *w.block, static_cast<u32>(w.index)),
-          w.copy_groups[lane] + 1, writes};
+  return {w.block->actor(Engine::copy, static_cast<u32>(w.index)), w.copy_groups[lane] + 1, writes};
 }
 
-void finish_copy(const SharedBytes& to, const u8* from, int read, int bytes) {
-  if (read) memcpy(to.data, from, static_cast<size_t>(read));
-  memset(to.data + read, 0, static_cast<size_t>(bytes - read));
+void finish_copy(u8* to, const u8* from, int read, int bytes) {
+  if (read) memcpy(to, from, static_cast<size_t>(read));
+  memset(to + read, 0, static_cast<size_t>(bytes - read));
 }
 
 // rows[0]: to, rows[1]: from, at it.mode, rows[2]: bytes to read if it.kind; it.count: bytes
@@ -35,21 +34,20 @@ void copy(Warp& w, const Instruction& it, u32 lanes) {
     if (read > bytes)
       fault_of(lane, "The source size is at most that of the copy.", "%s reads %u bytes of %u",
                kWhat, read, bytes);
-    const SharedBytes at = shared_bytes(w, lane, to, bytes, bytes, kWhat);
+    u8* const at = shared_bytes(*w.block, to, bytes, bytes, kWhat, lane);
     statistics.bytes_copied += read;
     if (read) {
       check_fresh(global_bytes(w, lane, from, read, bytes, kWhat), read, kWhat, lane);
       reads.global(from, read, lane);
     }
-    writes.shared(*at.block, at.offset, bytes, lane);
-    mark_written(*at.block, at.offset, bytes);
-    note_generic_write(w, lane, *at.block, at.offset, bytes);
+    writes.shared(to, bytes, lane);
+    note_generic_write(w, lane, to, bytes);
     copy.to[lane] = to;
     copy.from[lane] = reinterpret_cast<const u8*>(from);
     copy.read[lane] = static_cast<int>(read);
     copy.group[lane] = w.copy_groups[lane];
     if (copy.is_late)
-      memset(at.data, 0xff, bytes);
+      memset(at, 0xff, bytes);
     else
       finish_copy(at, copy.from[lane], copy.read[lane], copy.bytes);
   });
@@ -69,12 +67,12 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
       if (!it.kind && s64{copy.group[lane]} >= s64{w.copy_groups[lane]} - it.offset) return;
       const u32 bytes = static_cast<u32>(copy.bytes);
       if (copy.is_late)
-        finish_copy(shared_bytes(w, lane, copy.to[lane], bytes, 1, kWhat), copy.from[lane],
-                    copy.read[lane], copy.bytes);
+        finish_copy(w.block->shared.base + copy.to[lane], copy.from[lane], copy.read[lane],
+                    copy.bytes);
       copy.lanes &= ~(1u << lane);
     });
   while (!w.copies.empty() && !w.copies.front().lanes) w.copies.pop_front();
-  const Actor actor = w.block->cluster->actor(Engine::copy, *w.block, static_cast<u32>(w.index));
+  const Actor actor = w.block->actor(Engine::copy, static_cast<u32>(w.index));
   each_lane(lanes, [&](int lane) {
     const s64 done = s64{w.copy_groups[lane]} + (it.kind ? 1 : -it.offset);
     if (done > 0) w.clock.set(actor, static_cast<u32>(done));

@@ -18,9 +18,8 @@ u64 pack(const Mbarrier& b) {
 }
 
 Mbarrier read(Block& block, u32 offset, const char* what, int lane = -1) {
-  const SharedBytes at = bytes_of(block, offset, 8, 8, what, lane);
   u64 bits;
-  memcpy(&bits, at.data, 8);
+  memcpy(&bits, shared_bytes(block, offset, 8, 8, what, lane), 8);
   const auto known = block.mbarriers.find(offset);
   if (known == block.mbarriers.end())
     fault_of(lane, "mbarrier.init comes first, with a fence and a barrier behind it.",
@@ -59,14 +58,14 @@ void init(Warp& w, const Instruction& it, u32 lanes) {
     const u32 count = w.source(it.rows[1])[lane];
     if (count == 0 || count > 0xfffff)
       fault_of(lane, "From 1 to 2^20 - 1.", "mbarrier.init of %u arrivals", count);
-    const SharedBytes at = bytes_of(*w.block, address, 8, 8, "mbarrier.init", lane);
-    accesses.shared(*w.block, address, 8, lane);
+    u8* const at = shared_bytes(*w.block, address, 8, 8, "mbarrier.init", lane);
+    accesses.shared(address, 8, lane);
     mark_written(*w.block, address, 8);
-    const Clock none(w.block->cluster->number);
+    const Clock none(w.block->order);
     MbarrierClock& clock = w.block->mbarriers[address];
     clock.arriving = clock.completed = none;
     const u64 bits = pack({static_cast<int>(count), static_cast<int>(count), 0, 0});
-    memcpy(at.data, &bits, 8);
+    memcpy(at, &bits, 8);
   });
   accesses.finish();
 }
@@ -80,9 +79,9 @@ void invalidate(Warp& w, const Instruction& it, u32 lanes) {
 }
 
 // Uses of an mbarrier are strong; its initialisation is not, and has to come before them.
-void note_use(Warp& w, const Instruction& it, Block& block, u32 offset, int lane) {
+void note_use(Warp& w, const Instruction& it, u32 address, int lane) {
   Accesses accesses(w, it, role_of(w, true, true, true));
-  accesses.shared(block, offset, 8, lane);
+  accesses.shared(address, 8, lane);
   accesses.finish();
 }
 
@@ -91,18 +90,17 @@ void note_use(Warp& w, const Instruction& it, Block& block, u32 offset, int lane
 void arrive(Warp& w, const Instruction& it, u32 lanes) {
   each_lane(lanes, [&](int lane) {
     const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    const SharedBytes at = shared_bytes(w, lane, address, 8, 8, "mbarrier.arrive");
-    Mbarrier b = read(*at.block, at.offset, "mbarrier.arrive", lane);
-    note_use(w, it, *at.block, at.offset, lane);
+    Mbarrier b = read(*w.block, address, "mbarrier.arrive", lane);
+    note_use(w, it, address, lane);
     if (it.kind) b.bytes += w.source(it.rows[1])[lane];
     const int count = it.mode ? 0 : it.count ? static_cast<int>(w.source(it.rows[2])[lane]) : 1;
     if (b.pending < count)
       fault_of(lane, "Compare the count of mbarrier.init with those that arrive in a phase.",
-               "mbarrier.arrive at %u: more than the %d expected arrivals",
-               at.offset - kSharedStart, b.expected);
+               "mbarrier.arrive at %u: more than the %d expected arrivals", address - kSharedStart,
+               b.expected);
     b.pending -= count;
-    if (!it.flags) at.block->mbarriers.at(at.offset).arriving.join(w.clock);
-    write(*at.block, at.offset, b);
+    if (!it.flags) w.block->mbarriers.at(address).arriving.join(w.clock);
+    write(*w.block, address, b);
   });
   w.tick(lanes);
 }
@@ -113,7 +111,7 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
   each_lane(lanes, [&](int lane) {
     const u32 address = addresses[lane] = static_cast<u32>(address_of(w, it, it.rows[0], lane));
     const Mbarrier b = read(*w.block, address, "mbarrier.try_wait", lane);
-    note_use(w, it, *w.block, address, lane);
+    note_use(w, it, address, lane);
     const u32 parity = w.source(it.rows[1])[lane];
     if (parity > 1) fault_of(lane, "0 or 1.", "mbarrier.try_wait of parity %u", parity);
     if (b.phase == parity) return;
@@ -130,29 +128,12 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
   if (done != lanes) w.poll();
 }
 
-void map_shared(Warp& w, const Instruction& it, u32 lanes) {
-  each_lane(lanes, [&](int lane) {
-    const u32 rank = w.source(it.rows[2])[lane];
-    if (rank >= w.block->cluster->blocks.size())
-      fault_of(lane, "Ranks are below the cluster's size.", "mapa: block %u of a cluster of %zu",
-               rank, w.block->cluster->blocks.size());
-    const u32 offset = it.wide ? static_cast<u32>(get<u64>(w.source(it.rows[1]), lane))
-                               : w.source(it.rows[1])[lane];
-    const u32 address = (rank + 1) << kRankShift | (offset & ((1u << kRankShift) - 1));
-    if (it.wide)
-      put<u64>(w.destination(it.rows[0]), lane, it.kind ? address : kSharedTag | address);
-    else
-      w.destination(it.rows[0])[lane] = address;
-  });
-}
-
 }  // namespace
 
 void check_mbarrier(Block& block, u32 offset, const char* what) { read(block, offset, what); }
 
 Role role_of_mbarrier(Block& block, u32 offset, bool writes) {
-  return {block.cluster->actor(Engine::mbarrier, block, offset),
-          block.mbarriers.at(offset).phases + 1, writes};
+  return {block.actor(Engine::mbarrier, offset), block.mbarriers.at(offset).phases + 1, writes};
 }
 
 void complete_bytes(Block& block, u32 offset, u32 bytes) {
@@ -162,15 +143,6 @@ void complete_bytes(Block& block, u32 offset, u32 bytes) {
 }
 
 bool decode_mbarrier(Decoder& d) {
-  if (d.name() == "mapa") {
-    d.to.wide = d.type() == "u64";
-    d.to.kind = d.has("shared::cluster");  // else a generic address
-    d.to.rows[0] = d.destination(d.operands.at(0), d.to.wide ? 64 : 32);
-    d.to.rows[1] = d.source(d.operands.at(1), d.to.wide ? 64 : 32);
-    d.to.rows[2] = d.source(d.operands.at(2), 32);
-    d.to.run = map_shared;
-    return true;
-  }
   if (d.name() != "mbarrier") return false;
   const std::string& what = d.words.at(1);
   d.to.flags = d.has("relaxed");

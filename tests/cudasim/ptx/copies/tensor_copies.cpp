@@ -85,43 +85,32 @@ void finish_load(const Box& box, Block& block, u32 to, u32 full) {
   complete_bytes(block, full, box.bytes());
 }
 
-// rows[0]: to, rows[1]: the map, rows[2]: the mbarrier, rows[3...]: coordinates, rows[8]: the
-// blocks if it.kind
+// rows[0]: to, rows[1]: the map, rows[2]: the mbarrier, rows[3...]: coordinates
 void load(Warp& w, const Instruction& it, u32 lanes) {
   constexpr const char* kWhat = "TMA load";
   each_lane(lanes, [&](int lane) {
     const Box box = box_of(w, it, lane);
     const u32 bytes = box.bytes();
     statistics.bytes_copied += bytes;
-    const SharedBytes to = shared_bytes(w, lane, w.source(it.rows[0])[lane], bytes, 128, kWhat);
-    const SharedBytes full = shared_bytes(w, lane, w.source(it.rows[2])[lane], 8, 8, kWhat);
-    if (to.block != full.block)
-      fault_of(lane, "Map both addresses to the same rank.", "%s: the mbarrier is another block's",
-               kWhat);
-    const auto& blocks = w.block->cluster->blocks;
-    const u32 ranks = it.kind ? w.source(it.rows[8])[lane] & 0xffff : 1u << to.block->rank;
-    Accesses reads(w, it, role_of_mbarrier(*full.block, full.offset, false));
+    Block* const block = w.block;
+    const u32 to = w.source(it.rows[0])[lane], full = w.source(it.rows[2])[lane];
+    u8* const data = shared_bytes(*block, to, bytes, 128, kWhat, lane);
+    check_mbarrier(*block, full, kWhat);
+    Accesses reads(w, it, role_of_mbarrier(*block, full, false));
     box.each_row([&](u32, u64 address, u32 inside, u32) {
       if (!inside) return;
       check_fresh(global_bytes(w, lane, address, inside, 1, kWhat), inside, kWhat, lane);
       reads.global(address, inside, lane);
     });
     reads.finish();
-    each_lane(ranks, [&](int rank) {
-      if (rank >= static_cast<int>(blocks.size()) || blocks[static_cast<size_t>(rank)]->done)
-        fault_of(lane, "The mask names blocks of the cluster, which must not have exited.",
-                 "%s: multicast to block %d of the cluster", kWhat, rank);
-      Block* const block = blocks[static_cast<size_t>(rank)].get();
-      check_mbarrier(*block, full.offset, kWhat);
-      Accesses writes(w, it, role_of_mbarrier(*block, full.offset, true));
-      writes.shared(*block, to.offset, bytes, lane);
-      writes.finish();
-      mark_written(*block, to.offset, bytes);
-      const auto run = [=] { finish_load(box, *block, to.offset, full.offset); };
-      if (!w.grid->is_late()) return run();
-      memset(block->shared.base + to.offset, 0xff, bytes);
-      w.grid->pending.push_back({run, block});
-    });
+    Accesses writes(w, it, role_of_mbarrier(*block, full, true));
+    writes.shared(to, bytes, lane);
+    writes.finish();
+    mark_written(*block, to, bytes);
+    const auto run = [=] { finish_load(box, *block, to, full); };
+    if (!w.grid->is_late()) return run();
+    memset(data, 0xff, bytes);
+    w.grid->pending.push_back({run, block});
   });
 }
 
@@ -139,8 +128,8 @@ void add_to(u8* to, const u8* from, u32 bytes) {
 }
 
 Role role_of_store(Warp& w, Engine engine, int lane) {
-  return {w.block->cluster->actor(engine, *w.block, static_cast<u32>(w.index)),
-          w.bulk_groups[lane] + 1, engine == Engine::bulk_write, false, false};
+  return {w.block->actor(engine, static_cast<u32>(w.index)), w.bulk_groups[lane] + 1,
+          engine == Engine::bulk_write, false, false};
 }
 
 // rows[0]: from, rows[1]: the map, rows[3...]: coordinates; it.kind: adds
@@ -150,14 +139,14 @@ void store(Warp& w, const Instruction& it, u32 lanes) {
     const Box box = box_of(w, it, lane);
     const u32 bytes = box.bytes();
     statistics.bytes_copied += bytes;
-    const SharedBytes from =
-        bytes_of(*w.block, w.source(it.rows[0])[lane], bytes, 128, kWhat, lane);
+    const u32 from = w.source(it.rows[0])[lane];
+    shared_bytes(*w.block, from, bytes, 128, kWhat, lane);
     if (it.kind && box.map.type != kFloat32Map)
       fault_of(lane, "The executor adds fp32.", "TMA: a reduction of data type %d", box.map.type);
-    check_written(from, bytes, kWhat, lane);
-    check_proxy(*w.block, from.offset, bytes, kWhat);
+    check_written(*w.block, from, bytes, kWhat, lane);
+    check_proxy(*w.block, from, bytes, kWhat);
     Accesses reads(w, it, role_of_store(w, Engine::bulk_read, lane));
-    reads.shared(*w.block, from.offset, bytes, lane);
+    reads.shared(from, bytes, lane);
     reads.finish();
     Role role = role_of_store(w, Engine::bulk_write, lane);
     role.strong = role.wide = it.kind;  // reductions are atomic
@@ -174,7 +163,7 @@ void store(Warp& w, const Instruction& it, u32 lanes) {
     bulk.fetch = [=](std::vector<u8>& data) {
       data.resize(bytes);
       for (u32 i = 0; i < bytes; i += 16)
-        memcpy(&data[i], block->shared.base + swizzled(box.map, from.offset + i), 16);
+        memcpy(&data[i], block->shared.base + swizzled(box.map, from + i), 16);
     };
     const bool adds = it.kind;
     bulk.write = [=](const std::vector<u8>& data) {
@@ -201,7 +190,6 @@ void commit(Warp& w, const Instruction&, u32 lanes) {
 
 // it.kind: waits for the reads alone
 void wait(Warp& w, const Instruction& it, u32 lanes) {
-  const Cluster& cluster = *w.block->cluster;
   each_lane(lanes, [&](int lane) {
     const s64 done = s64{w.bulk_groups[lane]} - it.offset;
     std::vector<BulkStore> left;
@@ -218,10 +206,9 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
     }
     w.bulk_stores[lane] = std::move(left);
     if (done <= 0) return;
-    auto& mutable_cluster = const_cast<Cluster&>(cluster);
     const u32 index = static_cast<u32>(w.index), time = static_cast<u32>(done);
-    w.clock.set(mutable_cluster.actor(Engine::bulk_read, *w.block, index), time);
-    if (!it.kind) w.clock.set(mutable_cluster.actor(Engine::bulk_write, *w.block, index), time);
+    w.clock.set(w.block->actor(Engine::bulk_read, index), time);
+    if (!it.kind) w.clock.set(w.block->actor(Engine::bulk_write, index), time);
   });
 }
 
@@ -274,9 +261,7 @@ bool decode_tensor_copy(Decoder& d) {
   if (loads) {
     if (!d.has("mbarrier::complete_tx::bytes")) d.unknown("a completion");
     d.to.rows[2] = source_of_address(d.operands.at(2), 32);
-    d.to.kind = d.has("multicast::cluster");
-    if (d.to.kind) d.to.rows[8] = d.source(d.operands.at(3), 16);
-    if (d.operands.size() != (d.to.kind ? 4u : 3u)) d.unknown("a cache policy");
+    if (d.operands.size() != 3) d.unknown("a multicast or a cache policy");
     d.to.run = load;
   } else {
     if (!d.has("bulk_group") || d.operands.size() != 2) d.unknown("a completion");

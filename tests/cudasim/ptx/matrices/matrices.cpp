@@ -27,9 +27,9 @@ void ldmatrix(Warp& w, const Instruction& it, u32) {
   Accesses accesses(w, it, role_of(w, false));
   for (int lane = 0; lane < 8 * it.count; ++lane) {
     const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    const SharedBytes at = shared_bytes(w, lane, address, 16, 16, "ldmatrix");
-    accesses.shared(*at.block, at.offset, 16, lane, lanes_of(lane % 8, it.kind));
-    memcpy(matrices[lane / 8][lane % 8], at.data, 16);
+    const u8* const from = shared_bytes(*w.block, address, 16, 16, "ldmatrix", lane);
+    accesses.shared(address, 16, lane, lanes_of(lane % 8, it.kind));
+    memcpy(matrices[lane / 8][lane % 8], from, 16);
   }
   accesses.finish();
   for (int i = 0; i < it.count; ++i)
@@ -50,11 +50,10 @@ void stmatrix(Warp& w, const Instruction& it, u32) {
   Accesses accesses(w, it, role_of(w, true));
   for (int lane = 0; lane < 8 * it.count; ++lane) {
     const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    const SharedBytes at = shared_bytes(w, lane, address, 16, 16, "stmatrix");
-    mark_written(*at.block, at.offset, 16);
-    note_generic_write(w, lane, *at.block, at.offset, 16);
-    accesses.shared(*at.block, at.offset, 16, lane, lanes_of(lane % 8, it.kind));
-    memcpy(at.data, matrices[lane / 8][lane % 8], 16);
+    u8* const to = shared_bytes(*w.block, address, 16, 16, "stmatrix", lane);
+    note_generic_write(w, lane, address, 16);
+    accesses.shared(address, 16, lane, lanes_of(lane % 8, it.kind));
+    memcpy(to, matrices[lane / 8][lane % 8], 16);
   }
   accesses.finish();
 }

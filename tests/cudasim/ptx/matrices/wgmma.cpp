@@ -54,17 +54,16 @@ void each_eight(const Layout& layout, u32 begin, u32 end, Visit visit) {
 }
 
 Role role_of_product(Warp& w) {
-  return {w.block->cluster->actor(Engine::product, *w.block, static_cast<u32>(w.index)),
-          w.product_groups + 1, false};
+  return {w.block->actor(Engine::product, static_cast<u32>(w.index)), w.product_groups + 1, false};
 }
 
 void check_operand(Warp& w, const Instruction& it, const Layout& layout, u32 begin, u32 end) {
   Accesses reads(w, it, role_of_product(w));
   each_eight(layout, begin, end, [&](u32, u32, u32 address) {
-    const SharedBytes at = bytes_of(*w.block, address, 16, 16, kWhat);
-    check_written(at, 16, kWhat);
+    shared_bytes(*w.block, address, 16, 16, kWhat);
+    check_written(*w.block, address, 16, kWhat);
     check_proxy(*w.block, address, 16, kWhat);
-    reads.shared(*w.block, address, 16, 0);
+    reads.shared(address, 16, 0);
   });
   reads.finish();
 }

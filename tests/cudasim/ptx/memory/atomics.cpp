@@ -48,12 +48,11 @@ void atomic(Warp& w, const Instruction& it, u32 lanes) {
     const bool in_shared = it.mode || (address & kTags) == kSharedTag;
     u8* data;
     if (in_shared) {
-      const SharedBytes at =
-          shared_bytes(w, lane, static_cast<u32>(address), sizeof(T), sizeof(T), "atomic");
-      data = at.data;
-      check_written(at, sizeof(T), "atomic", lane);
-      note_generic_write(w, lane, *at.block, at.offset, sizeof(T));
-      accesses.shared(*at.block, at.offset, sizeof(T), lane);
+      const u32 at = static_cast<u32>(address);
+      data = shared_bytes(*w.block, at, sizeof(T), sizeof(T), "atomic", lane);
+      check_written(*w.block, at, sizeof(T), "atomic", lane);
+      note_generic_write(w, lane, at, sizeof(T));
+      accesses.shared(at, sizeof(T), lane);
     } else {
       data = global_bytes(w, lane, address, sizeof(T), sizeof(T), "atomic");
       check_fresh(data, sizeof(T), "atomic", lane);

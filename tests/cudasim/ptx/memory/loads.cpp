@@ -11,8 +11,7 @@ namespace {
 // The target of a lane's address in its own space.
 struct Target {
   u8* data;
-  Block* block = nullptr;  // of shared memory
-  u32 offset = 0;
+  u32 shared = 0;  // the address in shared memory, if it is there
   bool is_global = false;
 };
 
@@ -24,8 +23,8 @@ struct Target {
 template <Space kSpace>
 inline Target resolve(Warp& w, int lane, u64 address, u32 bytes, const char* what) {
   if constexpr (kSpace == Space::shared) {
-    const SharedBytes at = shared_bytes(w, lane, static_cast<u32>(address), bytes, bytes, what);
-    return {at.data, at.block, at.offset};
+    const u32 at = static_cast<u32>(address);
+    return {shared_bytes(*w.block, at, bytes, bytes, what, lane), at};
   } else if constexpr (kSpace == Space::local) {
     if (address % bytes || address + bytes > w.kernel->local_bytes)
       fault_of(lane, "Compare the index with the local array.", "%s: %u bytes at local address %ld",
@@ -82,9 +81,9 @@ void load(Warp& w, const Instruction& it, u32 lanes) {
   each_lane(lanes, [&](int lane) {
     const Target at = resolve<kSpace>(w, lane, address_of(w, it, it.rows[0], lane), bytes, "load");
     if (kSpace != Space::local && kSpace != Space::parameter) {
-      if (at.block) {
-        check_written({at.block, at.offset, at.data}, bytes, "load", lane);
-        accesses.shared(*at.block, at.offset, bytes, lane);
+      if (at.shared) {
+        check_written(*w.block, at.shared, bytes, "load", lane);
+        accesses.shared(at.shared, bytes, lane);
       } else if (at.is_global) {
         check_fresh(at.data, bytes, "load", lane);
         if (it.count > 1 && bytes >= kCountedLoad) {
@@ -107,10 +106,9 @@ void store(Warp& w, const Instruction& it, u32 lanes) {
   Accesses accesses(w, it, role_of(w, true, it.flags & strong, it.flags & wide));
   each_lane(lanes, [&](int lane) {
     const Target at = resolve<kSpace>(w, lane, address_of(w, it, it.rows[0], lane), bytes, "store");
-    if (at.block) {
-      mark_written(*at.block, at.offset, bytes);
-      note_generic_write(w, lane, *at.block, at.offset, bytes);
-      accesses.shared(*at.block, at.offset, bytes, lane);
+    if (at.shared) {
+      note_generic_write(w, lane, at.shared, bytes);
+      accesses.shared(at.shared, bytes, lane);
     } else if (at.is_global) {
       accesses.global(reinterpret_cast<uintptr_t>(at.data), bytes, lane);
       if (it.count > 1) statistics.bytes_stored += bytes;

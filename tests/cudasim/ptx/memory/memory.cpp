@@ -20,29 +20,16 @@ SharedMemory::SharedMemory(u32 bytes) {
   written.assign(bytes / 16 + 2, 0);
 }
 
-SharedBytes bytes_of(Block& block, u32 offset, u32 bytes, u32 align, const char* what, int lane) {
-  if (offset % align)
+u8* shared_bytes(Block& block, u32 address, u32 bytes, u32 align, const char* what, int lane) {
+  if (address % align)
     fault_of(lane, "An access of n bytes needs an address that is a multiple of n.",
-             "%s: shared address %u is not aligned to %u bytes", what, offset - kSharedStart,
+             "%s: shared address %u is not aligned to %u bytes", what, address - kSharedStart,
              align);
-  if (offset < kSharedStart || u64{offset} + bytes > block.shared.end)
+  if (address < kSharedStart || u64{address} + bytes > block.shared.end)
     fault_of(lane, "Compare the index with the array, and dynamic shared memory with the launch.",
              "%s: %u bytes at shared address %d, but the block has %u bytes", what, bytes,
-             static_cast<int>(offset - kSharedStart), block.shared.end - kSharedStart);
-  return {&block, offset, block.shared.base + offset};
-}
-
-SharedBytes shared_bytes(Warp& w, int lane, u32 address, u32 bytes, u32 align, const char* what) {
-  const u32 rank = address >> kRankShift;
-  if (rank == 0) return bytes_of(*w.block, address, bytes, align, what, lane);
-  const auto& blocks = w.block->cluster->blocks;
-  if (rank > blocks.size())
-    fault_of(lane, "Is the address one of shared memory?",
-             "%s: shared memory of block %u of a cluster of %zu", what, rank - 1, blocks.size());
-  if (blocks[rank - 1]->done)
-    fault_of(lane, "A block must not exit while others of its cluster use its shared memory.",
-             "%s: shared memory of block %u of the cluster, which has exited", what, rank - 1);
-  return bytes_of(*blocks[rank - 1], address & ((1u << kRankShift) - 1), bytes, align, what, lane);
+             static_cast<int>(address - kSharedStart), block.shared.end - kSharedStart);
+  return block.shared.base + address;
 }
 
 namespace {
@@ -60,12 +47,12 @@ void each_sixteen(u32 offset, u32 bytes, Visit visit) {
 
 }  // namespace
 
-void check_written(const SharedBytes& at, u32 bytes, const char* what, int lane) {
-  each_sixteen(at.offset, bytes, [&](u32 i, u16 mask) {
-    if (mask & ~at.block->shared.written[i])
+void check_written(Block& block, u32 address, u32 bytes, const char* what, int lane) {
+  each_sixteen(address, bytes, [&](u32 i, u16 mask) {
+    if (mask & ~block.shared.written[i])
       fault_of(lane, "Is a store, a copy or a barrier missing, or a bound too low?",
                "%s: reads shared address %u, which nothing has written", what,
-               at.offset - kSharedStart);
+               address - kSharedStart);
   });
 }
 
@@ -73,10 +60,11 @@ void mark_written(Block& block, u32 offset, u32 bytes) {
   each_sixteen(offset, bytes, [&](u32 i, u16 mask) { block.shared.written[i] |= mask; });
 }
 
-void note_generic_write(Warp& w, int lane, Block& block, u32 offset, u32 bytes) {
-  if (!w.kernel->uses_async_proxy || &block != w.block) return;
+void note_generic_write(Warp& w, int lane, u32 address, u32 bytes) {
+  mark_written(*w.block, address, bytes);
+  if (!w.kernel->uses_async_proxy) return;
   const u64 mark = static_cast<u64>(w.thread(lane) + 1) << 32 | w.proxy_fences[lane];
-  each_sixteen(offset, bytes, [&](u32 i, u16) { block.shared.writers[i] = mark; });
+  each_sixteen(address, bytes, [&](u32 i, u16) { w.block->shared.writers[i] = mark; });
 }
 
 void check_proxy(Block& block, u32 offset, u32 bytes, const char* what) {
@@ -141,10 +129,11 @@ void check_fresh(const u8* data, u32 bytes, const char* what, int lane) {
 
 // ---- races --------------------------------------------------------------------------------------
 
-void Accesses::shared(Block& block, u32 offset, u32 bytes, int lane, u32 more) {
+void Accesses::shared(u32 address, u32 bytes, int lane, u32 more) {
   if (!w_.grid->races) return;
-  each_sixteen(offset, bytes, [&](u32 i, u16 mask) {
-    add(block.shared.cells[i], i * 16, mask, lane, &block.shared.lanes[i], more | 1u << lane);
+  SharedMemory& memory = w_.block->shared;
+  each_sixteen(address, bytes, [&](u32 i, u16 mask) {
+    add(memory.cells[i], i * 16, mask, lane, &memory.lanes[i], more | 1u << lane);
   });
 }
 
@@ -183,10 +172,8 @@ void Accesses::add(Cell& cell, u64 begin, u32 mask, int lane, CellLanes* kept, u
 // own order is known. Copies and products have no lanes.
 bool Accesses::in_order(const Access& before, const u32* lanes) const {
   const u32 number = number_of(before.actor);
-  const u32 per_block = static_cast<u32>(w_.block->warps.size());
-  const auto& blocks = w_.block->cluster->blocks;
-  if (number >= per_block * blocks.size()) return true;
-  const LaneOrder& order = blocks[number / per_block]->warps[number % per_block]->lane_order;
+  if (number >= w_.block->warps.size()) return true;
+  const LaneOrder& order = w_.block->warps[number]->lane_order;
   const u32 until = w_.clock.of(before.actor);
   const u32 both = static_cast<u32>(before.bytes & bytes_);
   for (int i = 0; i < 16; ++i) {
@@ -208,33 +195,23 @@ void Accesses::finish() {
   if (!cell_) return;
   const Access now{role_.time, role_.actor, role_.strong, role_.wide, role_.writes, bytes_};
   const u32 code = static_cast<u32>(&it_ - w_.kernel->code.data());
-  const u32 per_block = static_cast<u32>(w_.block->warps.size());
-  const Race race = note_access(
-      *cell_, now, code, w_.clock, w_.grid->random_cell,
-      [&](Actor a, Actor b) {
-        return cluster_of(a) == cluster_of(b) &&
-               number_of(a) / per_block == number_of(b) / per_block;
-      },
-      kept_, lanes_,
-      [&](const Access& before, const u32* lanes) { return in_order(before, lanes); });
+  const Race race =
+      note_access(*cell_, now, code, w_.clock, w_.grid->random_cell, kept_, lanes_,
+                  [&](const Access& before, const u32* lanes) { return in_order(before, lanes); });
   if (race.found) report(race);
   cell_ = nullptr;
 }
 
 void Accesses::report(const Race& race) {
-  const Grid& grid = *w_.grid;
-  const u32 cluster = cluster_of(race.before.actor), number = number_of(race.before.actor);
-  const u32 per_block = static_cast<u32>(w_.block->warps.size());
-  const u32 size = grid.launch.cluster[0] * grid.launch.cluster[1] * grid.launch.cluster[2];
-  const u32 first = grid.first_blocks.at(cluster);
+  const Actor actor = race.before.actor;
+  const u32 block = w_.grid->numbers.at(block_of(actor)), number = number_of(actor);
   const std::string who =
-      number < per_block * size
-          ? text("%swarp %u of block %u", race.before.actor == w_.actor ? "other lanes of " : "",
-                 number % per_block, first + number / per_block)
-          : text("an asynchronous copy or product of block%s %u", size > 1 ? "s from" : "", first);
+      number < w_.block->warps.size()
+          ? text("%swarp %u of block %u", actor == w_.actor ? "other lanes of " : "", number, block)
+          : text("an asynchronous copy or product of block %u", block);
   const u64 at = begin_ + static_cast<u64>(__builtin_ctz(race.before.bytes & bytes_));
   fault_of(lane_,
-           kept_ && race.before.time <= w_.clock.of(race.before.actor)
+           kept_ && race.before.time <= w_.clock.of(actor)
                ? "Is a __syncwarp() missing that all lanes reach before one of them goes on?"
                : "Is a barrier missing between the two, or a fence with the ticket, or a wait for "
                  "the copy?",

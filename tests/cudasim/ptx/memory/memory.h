@@ -7,27 +7,19 @@ namespace cudasim {
 
 enum class Space : int { generic, global, shared, local, parameter, constant };
 
-// Bytes of some block's shared memory.
-struct SharedBytes {
-  Block* block;
-  u32 offset;
-  u8* data;
-};
-// `address` may belong to another block of the cluster. `what` begins the message of a fault.
-SharedBytes shared_bytes(Warp& w, int lane, u32 address, u32 bytes, u32 align, const char* what);
-SharedBytes bytes_of(Block& block, u32 offset, u32 bytes, u32 align, const char* what,
-                     int lane = -1);
+// Shared memory of a block. `what` begins the message of a fault.
+u8* shared_bytes(Block& block, u32 address, u32 bytes, u32 align, const char* what, int lane = -1);
 // Global memory within one allocation.
 u8* global_bytes(Warp& w, int lane, u64 address, u32 bytes, u32 align, const char* what);
 
 // Reads of shared memory that nothing wrote are faults.
-void check_written(const SharedBytes& at, u32 bytes, const char* what, int lane = -1);
-void mark_written(Block& block, u32 offset, u32 bytes);
+void check_written(Block& block, u32 address, u32 bytes, const char* what, int lane = -1);
+void mark_written(Block& block, u32 address, u32 bytes);
 // Reads of fresh global memory are faults.
 void check_fresh(const u8* data, u32 bytes, const char* what, int lane = -1);
 
 // The generic proxy's writes are visible to the async proxy behind fence.proxy.async.
-void note_generic_write(Warp& w, int lane, Block& block, u32 offset, u32 bytes);
+void note_generic_write(Warp& w, int lane, u32 address, u32 bytes);
 void check_proxy(Block& block, u32 offset, u32 bytes, const char* what);
 void forget_generic_writes(Block& block, u32 offset, u32 bytes);
 
@@ -47,7 +39,7 @@ class Accesses {
  public:
   Accesses(Warp& w, const Instruction& it, const Role& role) : w_(w), it_(it), role_(role) {}
   // `more`: lanes that take part beside the one that has the address.
-  void shared(Block& block, u32 offset, u32 bytes, int lane, u32 more = 0);
+  void shared(u32 address, u32 bytes, int lane, u32 more = 0);
   void global(u64 address, u32 bytes, int lane);
   void finish();
 

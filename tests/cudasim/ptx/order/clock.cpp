@@ -6,7 +6,7 @@
 namespace cudasim {
 
 u32 Clock::of(Actor actor) const {
-  if (cluster_of(actor) == cluster_) {
+  if (block_of(actor) == block_) {
     const u32 number = number_of(actor);
     return number < near_.size() ? near_[number] : 0;
   }
@@ -22,7 +22,7 @@ void Clock::set(Actor actor, u32 time) {
 }
 
 void Clock::join(const Clock& other) {
-  if (other.cluster_ == cluster_) {
+  if (other.block_ == block_) {
     if (other.near_.size() > near_.size()) near_.resize(other.near_.size());
     for (size_t i = 0; i < other.near_.size(); ++i) near_[i] = std::max(near_[i], other.near_[i]);
     if (other.far_ && other.far_ != far_) {
@@ -35,7 +35,7 @@ void Clock::join(const Clock& other) {
   }
   Times near;
   for (u32 i = 0; i < other.near_.size(); ++i)
-    if (other.near_[i]) near.emplace_back(other.cluster_ << kActorBits | i, other.near_[i]);
+    if (other.near_[i]) near.emplace_back(other.block_ << kActorBits | i, other.near_[i]);
   if (!near.empty()) join_far(near);
   if (other.far_ && other.far_ != far_) join_far(*other.far_);
 }
@@ -57,7 +57,7 @@ void Clock::join_far(const Times& other) {
     }
   }
   for (const auto& [actor, time] : *joined)
-    if (cluster_of(actor) == cluster_) set(actor, time);
+    if (block_of(actor) == block_) set(actor, time);
   far_ = std::move(joined);
 }
 

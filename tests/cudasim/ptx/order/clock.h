@@ -9,22 +9,22 @@
 
 namespace cudasim {
 
-// An actor: its cluster's number, and its number within the cluster.
+// An actor: its block, in the order of starts, and its number within the block.
 using Actor = u32;
 constexpr int kActorBits = 9;
-constexpr u32 kMostActors = 1u << kActorBits;  // of a cluster
-constexpr u32 kMostClusters = 1u << 15;        // of a grid; races of later clusters go unseen
-constexpr u32 cluster_of(Actor actor) { return actor >> kActorBits; }
+constexpr u32 kMostActors = 1u << kActorBits;  // of a block
+constexpr u32 kMostBlocks = 1u << 15;          // of a grid; races of later blocks go unseen
+constexpr u32 block_of(Actor actor) { return actor >> kActorBits; }
 constexpr u32 number_of(Actor actor) { return actor & (kMostActors - 1); }
 
-// The time up to which each actor's accesses happened before. Times of the own cluster are dense.
-// Few kernels exchange times of other clusters: these are a sorted list that clocks share.
+// The time up to which each actor's accesses happened before. Times of the own block are dense.
+// Few kernels exchange times of other blocks: these are a sorted list that clocks share.
 class Clock {
  public:
-  explicit Clock(u32 cluster = 0) : cluster_(cluster) {}
+  explicit Clock(u32 block = 0) : block_(block) {}
 
   u32 of(Actor actor) const;
-  void set(Actor actor, u32 time);  // of the own cluster
+  void set(Actor actor, u32 time);  // of the own block
   void join(const Clock& other);
 
  private:
@@ -32,7 +32,7 @@ class Clock {
 
   void join_far(const Times& other);
 
-  u32 cluster_;
+  u32 block_;
   std::vector<u32> near_;
   std::shared_ptr<const Times> far_;
 };

@@ -32,13 +32,13 @@ void release(Warp& w, const u8* address, s32 flags) {
   if (!w.grid->races) return;
   const bool own = flags & releases;
   if (!own && !w.has_fenced[0] && !(flags & replaces)) return;
-  const u32 cluster = w.block->cluster->number;
+  const Clock none(w.block->order);
   auto [found, is_new] = w.grid->released.try_emplace(reinterpret_cast<uintptr_t>(address));
   Released& released = found->second;
-  if (is_new || flags & replaces) released = {Clock(cluster), Clock(cluster), w.block->number};
+  if (is_new || flags & replaces) released = {none, none, w.block->number};
   if (own || w.has_fenced[0]) {
     if (released.block != w.block->number) {
-      released.narrow = Clock(cluster);
+      released.narrow = none;
       released.block = w.block->number;
     }
     released.narrow.join(own ? w.clock : w.fenced[0]);

@@ -49,12 +49,12 @@ struct Race {
   u32 code;
 };
 
-// Notes an access of a cell. `same_block` says whether two actors are of one block. In shared
-// memory, `kept` has the cell's lanes, `lanes` has the lanes that access each byte now, and
-// `in_order` says whether the lanes of an earlier access come before these.
-template <class SameBlock, class InOrder>
+// Notes an access of a cell. In shared memory, `kept` has the cell's lanes, `lanes` has the lanes
+// that access each byte now, and `in_order` says whether the lanes of an earlier access come before
+// these.
+template <class InOrder>
 Race note_access(Cell& cell, const Access& now, u32 code, const Clock& clock, u64& random,
-                 SameBlock same_block, CellLanes* kept, const u32* lanes, InOrder in_order) {
+                 CellLanes* kept, const u32* lanes, InOrder in_order) {
   u64 packed = now.pack();
   int place = -1;
   u32 joined[16];
@@ -71,8 +71,9 @@ Race note_access(Cell& cell, const Access& now, u32 code, const Clock& clock, u6
     const bool covered = (before.bytes & ~now.bytes) == 0;
     const bool ordered = before.actor == now.actor || before.time <= clock.of(before.actor);
     if ((before.bytes & now.bytes) && (before.writes || now.writes)) {
-      const bool agreed = before.strong && now.strong &&
-                          ((before.wide && now.wide) || same_block(before.actor, now.actor));
+      const bool agreed =
+          before.strong && now.strong &&
+          ((before.wide && now.wide) || block_of(before.actor) == block_of(now.actor));
       if (!agreed && !(ordered && (!kept || in_order(before, kept->of[i]))))
         return {true, before, cell.codes[i]};
     }

@@ -119,13 +119,6 @@ class Reader {
            split(tail.substr(most + 8, tail.find('.', most + 1) - most - 8), ','))
         kernel->most_threads *= static_cast<u32>(atoi(n.c_str()));
     }
-    if (const size_t cluster = tail.find(".reqnctapercluster"); cluster != std::string::npos) {
-      std::fill_n(kernel->cluster, 3, 1u);
-      int i = 0;
-      for (const std::string& n :
-           split(tail.substr(cluster + 18, tail.find('.', cluster + 1) - cluster - 18), ','))
-        if (i < 3) kernel->cluster[i++] = static_cast<u32>(atoi(n.c_str()));
-    }
     kernel->body = body;
     kernel->end = end;
     line_ += static_cast<u32>(std::count(text_.begin() + static_cast<long>(counted_),

@@ -70,8 +70,7 @@ struct Kernel {
   std::string symbol, name;
   std::vector<Parameter> parameters;
   u32 parameter_bytes = 0;
-  u32 most_threads = 0;        // .maxntid; 0: any number
-  u32 cluster[3] = {0, 0, 0};  // .reqnctapercluster
+  u32 most_threads = 0;  // .maxntid; 0: any number
   size_t body = 0, end = 0;
   u32 line = 1;
 

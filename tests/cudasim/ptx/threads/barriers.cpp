@@ -1,4 +1,4 @@
-// Wait for the warps of a block or the blocks of a cluster.
+// Wait for the warps of a block.
 #include "arithmetic/lanes.h"
 
 namespace cudasim {
@@ -35,7 +35,7 @@ void barrier(Warp& w, const Instruction& it, u32 lanes) {
           b.expected);
   if (b.arrived == 0) {
     b.any = false, b.every = true, b.count = 0;
-    b.clock = Clock(block.cluster->number);
+    b.clock = Clock(block.order);
   }
   b.expected = expected;
   b.arrived += kLanes;
@@ -68,37 +68,6 @@ void barrier(Warp& w, const Instruction& it, u32 lanes) {
   ++w.grid->progress;
 }
 
-void cluster_arrive(Warp& w, const Instruction& it, u32) {
-  Cluster& cluster = *w.block->cluster;
-  if (w.cluster_arrived)
-    fault("Each arrive has a wait behind it.", "barrier.cluster.arrive twice without a wait");
-  w.cluster_arrived = true;
-  w.cluster_phase = cluster.phase;
-  cluster.arrived += static_cast<u32>(__builtin_popcount(w.all));
-  if (!it.flags) cluster.arriving.join(w.clock);
-  w.tick(w.all);
-  if (cluster.arrived == cluster.live()) {
-    ++cluster.phase;
-    cluster.arrived = 0;
-    cluster.completed = cluster.arriving;
-    cluster.arriving = Clock(cluster.number);
-    ++w.grid->progress;
-  }
-}
-
-void cluster_wait(Warp& w, const Instruction&, u32) {
-  Cluster& cluster = *w.block->cluster;
-  if (!w.cluster_arrived)
-    fault("Each wait has an arrive before it.", "barrier.cluster.wait without an arrive");
-  if (cluster.phase > w.cluster_phase) {
-    w.cluster_arrived = false;
-    w.clock.join(cluster.completed);
-    w.tick(w.all, LaneOrder::meets);
-    return;
-  }
-  w.poll();
-}
-
 void setmaxnreg(Warp&, const Instruction& it, u32) {
   if (it.offset < 24 || it.offset > 256 || it.offset % 8)
     fault("A multiple of 8 from 24 to 256.", "setmaxnreg of %ld", it.offset);
@@ -116,11 +85,7 @@ bool decode_barrier(Decoder& d) {
   }
   if (name != "bar" && name != "barrier") return false;
   d.to.flow = Flow::aligned;
-  if (d.has("cluster")) {
-    d.to.flags = d.has("relaxed");
-    d.to.run = d.has("arrive") ? cluster_arrive : cluster_wait;
-    return true;
-  }
+  if (d.has("cluster")) d.unknown("a cluster");
   size_t at = 0;
   if (d.has("red")) {
     d.to.kind = d.has("or") ? any : d.has("and") ? every : count;

@@ -1,4 +1,4 @@
-// Hold the state of a launch: grid, clusters, blocks, warps.
+// Hold the state of a launch: grid, blocks, warps.
 #pragma once
 
 #include <deque>
@@ -16,13 +16,10 @@ namespace cudasim {
 
 // Shared memory begins here, so that address 0 is never valid.
 constexpr u32 kSharedStart = 1024;
-// An address in shared::cluster: the block's rank plus one above its offset.
-constexpr u32 kRankShift = 24;
 // Generic addresses of other spaces than global memory.
 constexpr u64 kSharedTag = u64{1} << 48, kLocalTag = u64{2} << 48, kTags = u64{0xffff} << 48;
 
 struct Block;
-struct Cluster;
 struct Grid;
 
 // Lanes of a warp that share a program counter.
@@ -93,10 +90,6 @@ struct Warp {
   Clock fenced[2], unfenced[2];
   bool has_fenced[2] = {};
   LaneOrder lane_order;
-
-  // Cluster barrier.
-  bool cluster_arrived = false;
-  u64 cluster_phase = 0;
 
   // cp.async
   std::deque<CopyInFlight> copies;
@@ -175,32 +168,20 @@ struct MbarrierClock {
 
 struct Block {
   Grid* grid;
-  Cluster* cluster;
-  u32 rank, number;
+  u32 number, order;  // of the grid; in the order of starts
   u32 index[3];
   SharedMemory shared;
   Barrier barriers[16];
   std::map<u32, MbarrierClock> mbarriers;
   std::vector<std::unique_ptr<Warp>> warps;
   u32 live;
-  bool done = false;
   std::vector<u32> registers, predicates;
   std::vector<u8> local;
-
-  explicit Block(u32 shared_bytes) : shared(shared_bytes) {}
-};
-
-struct Cluster {
-  u32 number;  // in the order of starts
-  std::vector<std::unique_ptr<Block>> blocks;
-  u64 phase = 0;
-  u32 arrived = 0;
-  Clock arriving, completed;
-  std::map<std::pair<Engine, u64>, Actor> actors;
+  std::map<std::pair<Engine, u32>, Actor> actors;  // beside the warps
   u32 actor_count = 0;
 
-  u32 live() const;
-  Actor actor(Engine engine, const Block& block, u32 index);
+  explicit Block(u32 shared_bytes) : shared(shared_bytes) {}
+  Actor actor(Engine engine, u32 index);
 };
 
 // An asynchronous write to shared memory that no wait has forced yet.
@@ -213,7 +194,7 @@ enum class Order { forward, reverse, random };
 enum class Async { early, late, random };
 
 struct Launch {
-  u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1}, cluster[3] = {1, 1, 1};
+  u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
   u32 dynamic_shared = 0;
   void** parameters = nullptr;
   u64 seed = 0;
@@ -247,11 +228,10 @@ struct Grid {
   u64 random_cell = 1;
   u8* parameters = nullptr;
   u64 progress = 1;
-  u32 started = 0;
-  std::vector<std::unique_ptr<Cluster>> resident;
+  std::vector<std::unique_ptr<Block>> resident;
   std::deque<Pending> pending;
   std::vector<std::function<void()>> at_end;
-  std::vector<u32> first_blocks;  // of clusters, by number
+  std::vector<u32> numbers;  // of blocks, in the order of starts
   GlobalCells* cells;
   std::unordered_map<u64, Released> released;
   Range ranges[2];  // of global memory, found last

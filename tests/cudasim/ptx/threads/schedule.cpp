@@ -1,4 +1,4 @@
-// Run groups of lanes, warps, blocks and clusters in an order that the schedule chooses.
+// Run groups of lanes, warps and blocks in an order that the schedule chooses.
 #include <algorithm>
 #include <cstdlib>
 
@@ -209,23 +209,16 @@ void Warp::run(int budget) {
   }
 }
 
-// ---- clusters -----------------------------------------------------------------------------------
+// ---- blocks -------------------------------------------------------------------------------------
 
-u32 Cluster::live() const {
-  u32 threads = 0;
-  for (const auto& block : blocks) threads += block->live;
-  return threads;
-}
-
-Actor Cluster::actor(Engine engine, const Block& block, u32 index) {
-  const auto [found, is_new] =
-      actors.try_emplace({engine, static_cast<u64>(block.rank) << 32 | index}, 0);
+Actor Block::actor(Engine engine, u32 index) {
+  const auto [found, is_new] = actors.try_emplace({engine, index}, 0);
   if (is_new) {
     if (actor_count == kMostActors) {
-      block.grid->races = false;
+      grid->races = false;
       --actor_count;
     }
-    found->second = number << kActorBits | actor_count++;
+    found->second = order << kActorBits | actor_count++;
   }
   return found->second;
 }
@@ -245,6 +238,10 @@ void Grid::run_pending() {
 
 namespace {
 
+u32 part_of(u32 n, const u32 size[3], u32 axis) {
+  return axis == 0 ? n % size[0] : axis == 1 ? n / size[0] % size[1] : n / size[0] / size[1];
+}
+
 u32 special(const Warp& w, const std::string& name, u32 lane) {
   const Launch& launch = w.grid->launch;
   const Block& block = *w.block;
@@ -252,24 +249,13 @@ u32 special(const Warp& w, const std::string& name, u32 lane) {
   const u32 axis =
       name.size() > 2 && name[name.size() - 2] == '.' ? static_cast<u32>(name.back() - 'x') : 0;
   const std::string base = name.substr(0, name.find('.'));
-  const auto split3 = [&](u32 n, const u32 size[3]) {
-    return axis == 0 ? n % size[0] : axis == 1 ? n / size[0] % size[1] : n / size[0] / size[1];
-  };
-  if (base == "%tid") return split3(thread, launch.block);
+  if (base == "%tid") return part_of(thread, launch.block, axis);
   if (base == "%ntid") return launch.block[axis];
   if (base == "%ctaid") return block.index[axis];
   if (base == "%nctaid") return launch.grid[axis];
   if (base == "%laneid") return lane;
   if (base == "%warpid") return static_cast<u32>(w.index);
   if (base == "%nwarpid") return static_cast<u32>(block.warps.size());
-  if (base == "%cluster_ctarank") return block.rank;
-  if (base == "%cluster_nctarank") return static_cast<u32>(block.cluster->blocks.size());
-  if (base == "%cluster_ctaid") return split3(block.rank, launch.cluster);
-  if (base == "%cluster_nctaid") return launch.cluster[axis];
-  if (base == "%clusterid") return block.index[axis] / launch.cluster[axis];
-  if (base == "%nclusterid") return launch.grid[axis] / launch.cluster[axis];
-  if (base == "%is_explicit_cluster")
-    return launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > 1;
   if (base == "%lanemask_eq") return 1u << lane;
   if (base == "%lanemask_lt") return (1u << lane) - 1;
   if (base == "%lanemask_le") return (2u << lane) - 1;
@@ -306,53 +292,36 @@ void add_warps(Grid& grid, Block& block) {
     const u32 lanes = std::min<u32>(kLanes, threads - i * kLanes);
     w.all = w.live = lanes == kLanes ? kAllLanes : (1u << lanes) - 1;
     w.groups[0] = {0, w.all, Group::runs, 0};
-    const u32 cluster = block.cluster->number;
-    w.actor = cluster << kActorBits | (block.rank * count + i);
-    w.clock = w.fenced[0] = w.fenced[1] = w.unfenced[0] = w.unfenced[1] = Clock(cluster);
+    w.actor = block.order << kActorBits | i;
+    w.clock = w.fenced[0] = w.fenced[1] = w.unfenced[0] = w.unfenced[1] = Clock(block.order);
     w.clock.set(w.actor, 1);
   }
 }
 
-std::unique_ptr<Cluster> start_cluster(Grid& grid, u32 number, const u32 at[3]) {
-  const Launch& launch = grid.launch;
+void start_block(Grid& grid, u32 number) {
   Kernel& kernel = *grid.kernel;
-  auto cluster = std::make_unique<Cluster>();
-  cluster->number = grid.started++;
-  if (cluster->number >= kMostClusters) grid.races = false;
-  cluster->arriving = cluster->completed = Clock(cluster->number);
-  const u32 size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2];
-  grid.first_blocks.push_back(number * size);
-  const u32 bytes = kernel.dynamic_shared_at + launch.dynamic_shared;
-  for (u32 rank = 0; rank < size; ++rank) {
-    auto block = std::make_unique<Block>(bytes);
-    block->grid = &grid;
-    block->cluster = cluster.get();
-    block->rank = rank;
-    const u32 within[3] = {rank % launch.cluster[0], rank / launch.cluster[0] % launch.cluster[1],
-                           rank / launch.cluster[0] / launch.cluster[1]};
-    for (int i = 0; i < 3; ++i) block->index[i] = at[i] * launch.cluster[i] + within[i];
-    block->number =
-        block->index[0] + launch.grid[0] * (block->index[1] + launch.grid[1] * block->index[2]);
-    if (kernel.uses_async_proxy) block->shared.writers.assign(bytes / 16 + 2, 0);
-    if (grid.races) {
-      block->shared.cells.assign(bytes / 16 + 2, Cell{});
-      block->shared.lanes.resize(bytes / 16 + 2);
-    }
-    add_warps(grid, *block);
-    cluster->blocks.push_back(std::move(block));
+  const u32 bytes = kernel.dynamic_shared_at + grid.launch.dynamic_shared;
+  grid.resident.push_back(std::make_unique<Block>(bytes));
+  Block& block = *grid.resident.back();
+  block.grid = &grid;
+  block.number = number;
+  block.order = static_cast<u32>(grid.numbers.size());
+  grid.numbers.push_back(number);
+  for (u32 i = 0; i < 3; ++i) block.index[i] = part_of(number, grid.launch.grid, i);
+  block.actor_count = (grid.threads() + kLanes - 1) / kLanes;
+  if (block.order >= kMostBlocks || block.actor_count > kMostActors) grid.races = false;
+  if (kernel.uses_async_proxy) block.shared.writers.assign(bytes / 16 + 2, 0);
+  if (grid.races) {
+    block.shared.cells.assign(bytes / 16 + 2, Cell{});
+    block.shared.lanes.resize(bytes / 16 + 2);
   }
-  cluster->actor_count = size * static_cast<u32>(cluster->blocks[0]->warps.size());
-  if (cluster->actor_count > kMostActors) grid.races = false;
-  for (auto& block : cluster->blocks)
-    for (auto& w : block->warps)
-      for (const auto& [name, row] : kernel.specials)
-        for (u32 lane = 0; lane < kLanes; ++lane)
-          w->registers[row + lane] = special(*w, name, lane);
-  return cluster;
+  add_warps(grid, block);
+  for (auto& w : block.warps)
+    for (const auto& [name, row] : kernel.specials)
+      for (u32 lane = 0; lane < kLanes; ++lane) w->registers[row + lane] = special(*w, name, lane);
 }
 
 void finish_block(Grid& grid, Block& block) {
-  if (block.done) return;
   for (const Barrier& barrier : block.barriers)
     if (barrier.arrived)
       fault("Count the threads that come to it.", "block %u ends while %u threads are at a barrier",
@@ -367,7 +336,6 @@ void finish_block(Grid& grid, Block& block) {
         if (!bulk.written)
           grid.at_end.push_back(
               [late = std::make_shared<BulkStore>(std::move(bulk))] { late->write(late->data); });
-  block.done = true;
 }
 
 // ---- grids --------------------------------------------------------------------------------------
@@ -375,28 +343,23 @@ void finish_block(Grid& grid, Block& block) {
 std::string where_all_wait(const Grid& grid) {
   std::string result;
   int shown = 0;
-  for (const auto& cluster : grid.resident)
-    for (const auto& block : cluster->blocks)
-      for (const auto& w : block->warps)
-        for (int i = 0; i < w->group_count && shown < 20; ++i, ++shown) {
-          const Group& group = w->groups[i];
-          result +=
-              text("\n  block %u warp %d lanes %08x %s: %s", block->number, w->index, group.lanes,
-                   group.state == Group::converges ? "wait for other lanes" : "wait",
-                   describe(*w->kernel, group.pc).c_str());
-        }
+  for (const auto& block : grid.resident)
+    for (const auto& w : block->warps)
+      for (int i = 0; i < w->group_count && shown < 20; ++i, ++shown) {
+        const Group& group = w->groups[i];
+        result +=
+            text("\n  block %u warp %d lanes %08x %s: %s", block->number, w->index, group.lanes,
+                 group.state == Group::converges ? "wait for other lanes" : "wait",
+                 describe(*w->kernel, group.pc).c_str());
+      }
   return result;
 }
 
 class Schedule {
  public:
   explicit Schedule(Grid& grid) : grid_(grid) {
-    for (int i = 0; i < 3; ++i) {
-      const u32 blocks = grid.launch.grid[i], size = grid.launch.cluster[i];
-      if (!size || blocks % size) fault("", "a grid of no whole clusters");
-      clusters_[i] = blocks / size;
-    }
-    const u64 count = u64{clusters_[0]} * clusters_[1] * clusters_[2];
+    const u32* const blocks = grid.launch.grid;
+    const u64 count = u64{blocks[0]} * blocks[1] * blocks[2];
     for (u32 i = 0; i < count; ++i) numbers_.push_back(i);
     if (grid.order == Order::reverse) std::reverse(numbers_.begin(), numbers_.end());
     if (grid.order == Order::random) std::shuffle(numbers_.begin(), numbers_.end(), grid.random);
@@ -424,20 +387,14 @@ class Schedule {
  private:
   static constexpr int kBudget = 1 << 18, kMostIdlePasses = 400;
 
-  void start_next() {
-    const u32 number = numbers_[next_++];
-    const u32 at[3] = {number % clusters_[0], number / clusters_[0] % clusters_[1],
-                       number / clusters_[0] / clusters_[1]};
-    grid_.resident.push_back(start_cluster(grid_, number, at));
-  }
+  void start_next() { start_block(grid_, numbers_[next_++]); }
 
   // One pass over the warps that can run; false if none can.
   bool run_warps() {
     std::vector<Warp*> warps;
-    for (auto& cluster : grid_.resident)
-      for (auto& block : cluster->blocks)
-        for (auto& w : block->warps)
-          if (w->group_count && w->can_run()) warps.push_back(w.get());
+    for (auto& block : grid_.resident)
+      for (auto& w : block->warps)
+        if (w->group_count && w->can_run()) warps.push_back(w.get());
     if (warps.empty()) return false;
     if (grid_.order == Order::reverse) std::reverse(warps.begin(), warps.end());
     const bool is_random = grid_.order == Order::random;
@@ -465,22 +422,17 @@ class Schedule {
 
   bool all_done() const {
     return std::all_of(grid_.resident.begin(), grid_.resident.end(),
-                       [](const auto& cluster) { return cluster->live() == 0; });
+                       [](const auto& block) { return block->live == 0; });
   }
 
   void finish() {
-    std::erase_if(grid_.resident, [&](const auto& cluster) {
-      bool done = true;
-      for (auto& block : cluster->blocks) {
-        if (block->live == 0) finish_block(grid_, *block);
-        done &= block->done;
-      }
-      return done;
+    std::erase_if(grid_.resident, [&](const auto& block) {
+      if (block->live == 0) finish_block(grid_, *block);
+      return block->live == 0;
     });
   }
 
   Grid& grid_;
-  u32 clusters_[3];
   std::vector<u32> numbers_;
   size_t next_ = 0, most_resident_;
   int idle_ = 0;
