@@ -45,6 +45,7 @@ from torch.optim import Optimizer
 from amp_ext._library import _C
 from amp_ext.optim._step import KernelStep, StepScalars
 from amp_ext.scaler.checkpoint import check_bounds, checked_count
+from amp_ext.scaler.loss_scale import combined
 from amp_ext.scaler.optimizers import (
     Handover,
     handover_of,
@@ -147,7 +148,9 @@ class GradScaler(ScalerState):
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
         self._per_optimizer_states = defaultdict(StepState)
-        self._init_state()
+        self._last_states = {}
+        self._numbers = None
+        self._init_hysteresis_tracker, self._init_skipped_steps = self._hysteresis, 0
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Unscale an optimizer's gradients, as ``torch.amp.GradScaler.unscale_`` does.
@@ -431,7 +434,7 @@ class GradScaler(ScalerState):
         if state.found_infs:
             return
         if self._allow_no_grads:
-            state.found_infs[self._scale.device] = self._combined_found_inf([])
+            state.found_infs[self._scale.device] = combined([], self._scale.device)
         elif state.handover is not Handover.FOUND_INF or any(
             param.grad is not None for param in params_of(optimizer)
         ):  # torch's fused step without any gradients does nothing
@@ -442,7 +445,7 @@ class GradScaler(ScalerState):
     ) -> float | None:
         """Call a step with kernels that unscale, clip and skip."""
         optimizer._step_scalars = StepScalars(
-            self._combined_found_inf(state.skip_flags()),
+            combined(state.skip_flags(), self._scale.device),
             self._step_numbers().inv_scale if state.is_scaled else None,
             state.norm,
             state.max_norm,
@@ -462,7 +465,7 @@ class GradScaler(ScalerState):
             divisors.append((state.norm + 1e-6).div_(state.max_norm).clamp_(min=1.0))
         if getattr(optimizer, "grad_scale", None) is not None:
             divisors.append(optimizer.grad_scale)
-        found_inf = self._combined_found_inf(state.skip_flags())
+        found_inf = combined(state.skip_flags(), self._scale.device)
         optimizer.grad_scale = functools.reduce(operator.mul, divisors) if divisors else None
         optimizer.found_inf = found_inf
         params, known = params_without_momentum(optimizer), len(optimizer.state)
