@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -81,6 +82,7 @@ def make_graphed_step(
     return GraphedStep(step_fn, modules, optimizers, scaler, warmup, pool, devices.pop())
 
 
+@dataclass(eq=False, repr=False)
 class GraphedStep:
     """The result of :func:`make_graphed_step`, called with the arguments of ``step_fn``.
 
@@ -88,22 +90,19 @@ class GraphedStep:
         graph: the ``torch.cuda.CUDAGraph``; None before the capture, and on other devices.
     """
 
-    def __init__(
-        self,
-        step_fn: Callable[..., Any],
-        modules: list[nn.Module],
-        optimizers: list[Optimizer],
-        scaler: torch.amp.GradScaler | None,
-        warmup: int,
-        pool: Any,
-        device: torch.device,
-    ) -> None:
-        self._step_fn, self._modules, self._optimizers = step_fn, modules, optimizers
-        self._scaler, self._warmup, self._pool, self._device = scaler, warmup, pool, device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    _step_fn: Callable[..., Any]
+    _modules: list[nn.Module]
+    _optimizers: list[Optimizer]
+    _scaler: torch.amp.GradScaler | None
+    _warmup: int
+    _pool: Any
+    _device: torch.device
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def __post_init__(self) -> None:
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._entries: list[_Entry] | None = None
         self._weights: list[Tensor] = []  # with a master or a copy
-        self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = self._flattened(args, kwargs)
