@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import amp_ext
+from amp_ext._cache import device_name, devices
 from amp_ext._triton import triton_version
 
 DIFFERENTIABLE = ("gemm", "gemm_with_aux", "linear", "mlp", "gated_mlp")
@@ -65,14 +66,7 @@ def print_versions() -> None:
     print(f"             {f'Triton {triton}' if triton else 'no Triton'}")
 
 
-def devices() -> list[str]:
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return ["cpu", *(f"cuda:{index}" for index in range(gpus))]
-
-
 def print_devices() -> None:
-    from amp_ext._cache import device_name
-
     print("\ndevices")
     threads = f"{torch.get_num_threads()} threads"
     print(f"  cpu      {device_name('cpu')}, {threads}, {torch.backends.cpu.get_cpu_capability()}")

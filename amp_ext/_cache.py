@@ -65,6 +65,12 @@ def path(device: str) -> Path:
     return folder() / f"{words}-{zlib.crc32(_identity(device).encode()):08x}.json"
 
 
+def devices() -> list[str]:
+    """Return the CPU and the visible GPUs."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["cpu", *(f"cuda:{index}" for index in range(gpus))]
+
+
 def device_name(device: str) -> str:
     """Return the name and compute capability of a GPU, or the processor's name."""
     if device != "cpu":

@@ -90,10 +90,9 @@ class _Block(nn.Module):
         is_dropping = self.training and self.dropout > 0
         return not (is_dropping or _has_any_global_hook()) and all(map(_is_plain, self.children()))
 
-    def _activated(self, hidden: Tensor) -> Tensor:
-        return _ACTIVATIONS[self.activation](hidden)
-
-    def _dropped(self, hidden: Tensor) -> Tensor:
+    def _activated(self, hidden: Tensor, factor: Tensor | None = None) -> Tensor:
+        hidden = _ACTIVATIONS[self.activation](hidden)
+        hidden = hidden if factor is None else hidden * factor
         return F.dropout(hidden, self.dropout, self.training) if self.dropout > 0 else hidden
 
     def extra_repr(self) -> str:
@@ -143,7 +142,7 @@ class MLP(_Block):
     def forward(self, input: Tensor) -> Tensor:
         fc1, fc2 = self.fc1, self.fc2
         if not self._is_fused():
-            return fc2(self._dropped(self._activated(fc1(input))))
+            return fc2(self._activated(fc1(input)))
         return ops.mlp(
             input, fc1.weight, fc1.bias, fc2.weight, fc2.bias, activation=self.activation
         )
@@ -184,7 +183,7 @@ class GatedMLP(_Block):
     def forward(self, input: Tensor) -> Tensor:
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
         if not self._is_fused():
-            return down(self._dropped(self._activated(gate(input)) * up(input)))
+            return down(self._activated(gate(input), up(input)))
         return ops.gated_mlp(
             input,
             gate.weight,

@@ -23,6 +23,7 @@ import torch
 from amp_ext import _cache
 from amp_ext._library import _C
 from amp_ext._triton import is_interpreted, why_not_triton
+from amp_ext.scaler.processes import is_distributed
 
 Candidate = tuple[str, int]
 """A backend, and one of its variants of a product."""
@@ -153,11 +154,8 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
 
 
 def _refuse_several_processes() -> None:
-    distributed = torch.distributed
-    is_distributed = distributed.is_available() and distributed.is_initialized()
-    if (is_distributed and distributed.get_world_size() > 1) or (
-        int(os.environ.get("WORLD_SIZE", "1")) > 1
-    ):
+    processes = torch.distributed.get_world_size() if is_distributed() else 1
+    if max(processes, int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise RuntimeError(
             "amp_ext.tune: the processes of a distributed training would choose differently; "
             "measure in one process before it, such as with: python -m amp_ext tune SCRIPT"

@@ -123,8 +123,7 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
     The active backend has all of its families, the Triton kernels beside it the known ones.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for device in ("cpu", *(f"cuda:{index}" for index in range(gpus))):
+    for device in _cache.devices():
         try:
             backend = _C.choose("amp_ext", device.partition(":")[0])
             kernels = _C.gemm_kernels(backend, device)

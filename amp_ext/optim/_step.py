@@ -131,11 +131,6 @@ class KernelStep(Optimizer):
         is_hooked = not all(getattr(hook, "_counts_steps", False) for hook in hooks)
         return is_hooked or _unwrapped(self.step) is not KernelStep.step
 
-    @property
-    def _is_fused(self) -> bool:
-        """Return whether torch's step of all groups takes ``grad_scale`` and ``found_inf``."""
-        return all(group.get("fused") for group in self.param_groups)
-
     def _why_not(self) -> str | None:
         """Return why kernels cannot make the step of the present gradients, or None."""
         return self._why_options() or self._kernels().why_not(self.param_groups)

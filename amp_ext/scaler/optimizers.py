@@ -27,10 +27,12 @@ def handover_of(optimizer: Any) -> Handover:
             return Handover.HOST
         if optimizer._why_not() is None:
             return Handover.KERNELS
-        return Handover.FOUND_INF if optimizer._is_fused else Handover.HOST
+        # torch's step of these groups takes grad_scale and found_inf.
+        is_fused = all(group.get("fused") for group in optimizer.param_groups)
+        return Handover.FOUND_INF if is_fused else Handover.HOST
     takes_found_inf = getattr(optimizer, "_step_supports_amp_scaling", False)
-    is_host = not takes_found_inf or takes_scaler(optimizer)
-    return Handover.HOST if is_host else Handover.FOUND_INF
+    is_fused = takes_found_inf and not takes_scaler(optimizer)
+    return Handover.FOUND_INF if is_fused else Handover.HOST
 
 
 def takes_scaler(optimizer: Any) -> bool:

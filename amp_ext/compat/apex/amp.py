@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -205,13 +204,9 @@ def _cast_model(model: nn.Module, options: Options) -> None:
     for module in model.modules() if dtype else ():
         is_batchnorm = isinstance(module, _BatchNorm) and module.affine
         if not is_batchnorm or options.keep_batchnorm_fp32 in (False, "False"):
-            module._apply(partial(_cast_float, dtype), recurse=False)
+            module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x, recurse=False)
         if dtype in HALVES:
             module.register_state_dict_post_hook(_save_float32)
-
-
-def _cast_float(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _save_float32(module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
