@@ -70,19 +70,19 @@ _known: dict[str, Table] = {}
 
 def load_table(device: str) -> Table:
     """Read the table of a device for C++, at the first product there."""
-    return _set_table(device, _cache.read(device, "products") or ())
+    return _set_table(device, _cache.read(device, "products"))
 
 
-def _set_table(device: str, record: Iterable[Any]) -> Table:
+def _set_table(device: str, record: Any) -> Table:
     """Set the table in C++, an empty one for a damaged record."""
     try:
-        entries = [(product, key, *choice) for product, key, *choice in record]
-        _C.set_measured(device, [entry[1:] for entry in entries])
-        _known[device] = {tuple(entry[1]): entry for entry in entries}
-    except (TypeError, ValueError):
+        table = {tuple(entry[1]): tuple(entry) for entry in record or ()}
+        _C.set_measured(device, [entry[1:] for entry in table.values()])
+    except (IndexError, TypeError, ValueError):
+        table = {}
         _C.set_measured(device, [])
-        _known[device] = {}
-    return _known[device]
+    _known[device] = table
+    return table
 
 
 def update_table(device: str, entries: Iterable[Entry]) -> None:
@@ -93,7 +93,7 @@ def update_table(device: str, entries: Iterable[Entry]) -> None:
     known, new = _known.get(device, {}), {tuple(entry[1]): entry for entry in entries}
 
     def merge(record: Any) -> list[Entry]:
-        return [*(known | _set_table(device, record or ()) | new).values()]
+        return [*(known | _set_table(device, record) | new).values()]
 
     is_written = _cache.update(device, "products", merge)
     _set_table(device, (known | _known[device] | new).values())

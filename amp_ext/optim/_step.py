@@ -334,11 +334,11 @@ def _unwrapped(step: Any) -> Any:
         step = step.__wrapped__
 
 
+@dataclass
 class _AsSaved:
     """Hide a tensor of a checkpoint from torch's casts."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    tensor: Tensor
 
 
 def _keep_as_saved(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

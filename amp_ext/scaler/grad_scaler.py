@@ -48,12 +48,14 @@ from amp_ext.scaler.checkpoint import check_bounds, checked_count
 from amp_ext.scaler.loss_scale import combined
 from amp_ext.scaler.optimizers import (
     Handover,
+    OrParameters,
+    Parameters,
     handover_of,
+    params_of,
     params_without_momentum,
     takes_scaler,
     zero_momentum,
 )
-from amp_ext.scaler.parameters import OrParameters, Parameters, params_of
 from amp_ext.scaler.processes import (
     Reduction,
     check_split,
@@ -233,18 +235,17 @@ class GradScaler(ScalerState):
         self._unscale_rest(target, state)
         if not is_l2 or self._is_overridden:
             self._unscale_once(target, state)
-        handover, reduction, result = self._handover(target), self._reduction(target), None
-        if is_l2:
-            result = self._run_pass(
-                target,
-                state,
-                "clip" if handover is Handover.HOST else "norm",
-                reduction,
-                max_norm=float(max_norm),
-                error_if_nonfinite=error_if_nonfinite,
-                written=handover is not Handover.KERNELS,
-            )
-        if result is not None:
+        handover, reduction = self._handover(target), self._reduction(target)
+        result = is_l2 and self._run_pass(
+            target,
+            state,
+            "clip" if handover is Handover.HOST else "norm",
+            reduction,
+            max_norm=float(max_norm),
+            error_if_nonfinite=error_if_nonfinite,
+            written=handover is not Handover.KERNELS,
+        )
+        if result:
             norm = result[1]
             state.record_clip(norm, float(max_norm), handover)
         else:

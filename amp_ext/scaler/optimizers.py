@@ -1,7 +1,7 @@
-"""Decide on the hand-over of a step to an optimizer."""
+"""Look at optimizers: their parameters, and the hand-over of a step to them."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -10,6 +10,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from amp_ext.optim._step import KernelStep
+
+OrParameters = torch.optim.Optimizer | Tensor | Iterable[Tensor]
+
+
+class Parameters:
+    """Group parameters as an optimizer does."""
+
+    def __init__(self, source: Tensor | Iterable[Tensor]) -> None:
+        params = [source] if isinstance(source, Tensor) else source
+        self.param_groups = [{"params": list({id(param): param for param in params}.values())}]
+
+
+def params_of(optimizer: Any) -> Iterator[Tensor]:
+    """Iterate over the parameters of all groups."""
+    return (param for group in optimizer.param_groups for param in group["params"])
 
 
 class Handover(Enum):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from amp_ext.scaler.parameters import params_of
+from amp_ext.scaler.optimizers import params_of
 
 Sharding = tuple[Any, tuple[Any, ...]] | str | None
 """The mesh and the placements of DTensors, ``"fsdp"`` for parameters that FSDP1 has flattened, else

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from amp_ext.scaler.checkpoint import OWN_ENTRY, checked_state
 from amp_ext.scaler.loss_scale import Arriving, LossScale, combined
-from amp_ext.scaler.parameters import Parameters
+from amp_ext.scaler.optimizers import Parameters
 from amp_ext.scaler.report import NamedParameters, OverflowReport, report_on
 from amp_ext.scaler.step_state import StepState
 

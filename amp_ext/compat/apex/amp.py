@@ -16,7 +16,7 @@ from amp_ext.compat.apex import optimizers as _optimizers
 from amp_ext.compat.apex.scaler import LossScaler, from_grad_scaler, to_grad_scaler
 from amp_ext.compat.casting import FLOATS, HALVES, Cast, Casts
 from amp_ext.scaler import GradScaler
-from amp_ext.scaler.parameters import params_of
+from amp_ext.scaler.optimizers import params_of
 
 __all__ = [
     "initialize",
