@@ -7,13 +7,11 @@ broken.
 
 import argparse
 import importlib
-import itertools
 import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +20,6 @@ import amp_ext
 from amp_ext._cache import device_name, devices
 from amp_ext._triton import triton_version
 
-DIFFERENTIABLE = ("gemm", "gemm_with_aux", "linear", "mlp", "gated_mlp")
 Check = tuple[str, Callable[[], None]]
 
 
@@ -174,32 +171,11 @@ def failed_verifications() -> Iterator[Check]:
                 yield words, lambda failure=result.failure: check(failure)
 
 
-def expect_equal(actual: list[Tensor], expected: list[Tensor], what: str) -> None:
-    for one, other in zip(actual, expected, strict=True):
-        if one.dtype != other.dtype or not torch.equal(one, other):
-            raise ValueError(f"the result differs from {what}")
-
-
 def check_op(name: str, device: str) -> None:
-    """Compare an op, and its gradients, with its reference bit by bit."""
-    from amp_ext.ops._op import example
+    """Compare the example of an op with the reference, bit by bit."""
+    from amp_ext import verify
 
-    op = getattr(amp_ext.ops, name)
-
-    def run(function: Callable[..., Any]) -> list[Tensor]:
-        values = example(op, device)
-        tensors = [value for value in values.values() if isinstance(value, Tensor)]
-        lists = [value for value in values.values() if isinstance(value, list)]
-        for tensor in tensors if name in DIFFERENTIABLE else ():
-            tensor.requires_grad_()
-        result = function(**values)
-        results = list(result) if isinstance(result, tuple) else [result] * (result is not None)
-        gradients: tuple[Tensor, ...] = ()
-        if results and results[0].requires_grad:
-            gradients = torch.autograd.grad(results[0].sum(), tensors)
-        return [*results, *tensors, *itertools.chain(*lists), *gradients]
-
-    expect_equal(run(op), run(op.reference), f"amp_ext.ops.{name}.reference")
+    verify.compare(next(getattr(amp_ext.ops, name).cases())._replace(op=name), torch.device(device))
 
 
 def check_training(device: str) -> None:
@@ -208,7 +184,8 @@ def check_training(device: str) -> None:
     FP16 represents every activation and its gradient; the gradients of the parameters need FP32.
     """
     gradients = [unscaled_gradients(device, enabled) for enabled in (True, False)]
-    expect_equal(*gradients, "a step in FP32")
+    if not all(map(torch.equal, *gradients)):
+        raise ValueError("the result differs from a step in FP32")
 
 
 def unscaled_gradients(device: str, enabled: bool) -> list[Tensor]:

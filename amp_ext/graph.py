@@ -102,6 +102,7 @@ class GraphedStep:
     def __post_init__(self) -> None:
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._entries: list[_Entry] | None = None
+        self._lr_tensors: list[Tensor] = []
         self._weights: list[Tensor] = []  # with a master or a copy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

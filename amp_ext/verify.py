@@ -188,7 +188,7 @@ def _outcome(backend: str, family: str, device: torch.device) -> Result | None:
             return None
         for case in cases(family, backend):
             what = f"{case.op}, {case.what}"
-            _compare(case, device)
+            compare(case, device)
         return Result("", today)
     except WrongResult as error:
         return Result(f"{what}: {error}", today)
@@ -212,7 +212,7 @@ def _has_failed(device: torch.device) -> bool:
     return False
 
 
-def _compare(case: Case, device: torch.device) -> None:
+def compare(case: Case, device: torch.device) -> None:
     """Raise WrongResult where results differ, or the memory that the arguments view."""
 
     def call(function: Any, device: torch.device) -> dict[str, Any]:
