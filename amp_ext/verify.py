@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -158,19 +159,13 @@ def verify_family(backend: str, family: str, device: str) -> Result | None:
     Returns None without a result: the memory is too little, another thread captures a graph, or an
     earlier error has ended the use of the device.
     """
-    outcome: list[Result | None] = []
-
-    def work() -> None:
-        outcome.append(_outcome(backend, family, torch.device(device)))
-
     # A thread of its own has none of the caller's modes: autocast, inference, default device,
     # stream, dispatch keys.
-    thread = threading.Thread(target=work, name="amp_ext verification", daemon=True)
-    thread.start()
-    thread.join()
-    if outcome[0] is not None:
-        _remember(f"{backend} {family}", device, outcome[0])
-    return outcome[0]
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(_outcome, backend, family, torch.device(device)).result()
+    if result is not None:
+        _remember(f"{backend} {family}", device, result)
+    return result
 
 
 def _outcome(backend: str, family: str, device: torch.device) -> Result | None:
