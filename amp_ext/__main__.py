@@ -40,6 +40,9 @@ def main() -> int:
 
     print("\nchecks")
     results = [passed(name, check) for name, check in all_checks()]
+    for failure in failed_verifications():
+        print(f"  FAIL  {failure}")
+        results.append(False)
     failed = results.count(False)
     print(f"\n{failed} of {len(results)} checks FAILED" if failed else "\nall is well")
     return int(failed > 0)
@@ -151,24 +154,18 @@ def all_checks() -> Iterator[Check]:
             yield f"{op} on {device}", lambda op=op, device=device: check_op(op, device)
         if has_lists:
             yield f"training step on {device}", lambda device=device: check_training(device)
-    yield from failed_verifications()
 
 
-def failed_verifications() -> Iterator[Check]:
-    """Yield a check that fails for each failed verification.
-
-    The other checks pass, since references run in the place of such kernels.
-    """
+def failed_verifications() -> list[str]:
+    """Return the failures of kernels. The checks pass, since references run in their place."""
     from amp_ext import verify
 
-    def check(failure: str) -> None:
-        raise ValueError(failure)
-
-    for backend, device, _ in verify.verified_backends():
-        for name, result in verify.known(device).items():
-            if result.failure and name.startswith(f"{backend} "):
-                words = f"{backend} kernels of {name.partition(' ')[2]} on {device}"
-                yield words, lambda failure=result.failure: check(failure)
+    return [
+        f"{backend} kernels of {name.partition(' ')[2]} on {device}: {result.failure}"
+        for backend, device, _ in verify.verified_backends()
+        for name, result in verify.known(device).items()
+        if result.failure and name.startswith(f"{backend} ")
+    ]
 
 
 def check_op(name: str, device: str) -> None:

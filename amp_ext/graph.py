@@ -241,7 +241,7 @@ class GraphedStep:
             for group, number in zip(self._lr_groups, numbers, strict=True):
                 group["lr"] = number
             _refuse_change(entries, "during the capture")
-        except Exception:
+        except BaseException:
             self._clear_grads()  # they are memory of the graph
             for optimizer in self._optimizers:
                 if isinstance(optimizer, KernelStep):

@@ -1,4 +1,4 @@
-"""Look at optimizers: their parameters, and the hand-over of a step to them."""
+"""Read the parameters of optimizers, and decide on the hand-over of a step."""
 
 import inspect
 from collections.abc import Iterable, Iterator
