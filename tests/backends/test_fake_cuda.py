@@ -126,7 +126,7 @@ def test_host_that_reads_device_memory() -> None:
 
 def test_out_of_memory_for_what_amp_ext_keeps() -> None:
     """An allocation of amp_ext's own memory empties torch's cache when memory is short."""
-    grads = [torch.ones(1, device="cuda") for _ in range(3000)]
+    grads = [torch.ones(1, device="cuda") for _ in range(1500)]
     found_inf, half = torch.zeros((), device="cuda"), torch.tensor(0.5, device="cuda")
     cached = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     pointer, free = ctypes.c_void_p(), torch.cuda.mem_get_info()[0]
@@ -144,7 +144,7 @@ def test_out_of_memory_for_what_amp_ext_keeps() -> None:
 def test_table_that_was_not_sent() -> None:
     """A table not sent for want of pinned memory leaves no trace in the next call."""
     found_inf, half = torch.zeros((), device="cuda"), torch.tensor(0.5, device="cuda")
-    short, long = ([torch.ones(1, device="cuda") for _ in range(n)] for n in (3000, 20000))
+    short, long = ([torch.ones(1, device="cuda") for _ in range(n)] for n in (1500, 6000))
     ops.unscale_(short, found_inf, half)
     torch.cuda.synchronize()
     torch._C._host_emptyCache()
@@ -156,7 +156,7 @@ def test_table_that_was_not_sent() -> None:
 
 
 def test_table_is_sent_once() -> None:
-    grads = [torch.ones(1, device="cuda") for _ in range(20000)]
+    grads = [torch.ones(1, device="cuda") for _ in range(3000)]
     found_inf, half = torch.zeros((), device="cuda"), torch.tensor(0.5, device="cuda")
     ops.unscale_(grads, found_inf, half)
     with recorded() as calls:
