@@ -97,7 +97,7 @@ def test_sharded_layers_have_fp32_gradients(one_rank: None) -> None:
 
 
 def test_the_example_of_an_op_is_right() -> None:
-    """The reference of docs/add-an-op.md agrees with the op, and its kernel is the Triton kernel."""
+    """The reference in docs/add-an-op.md agrees with the op; the kernel is the one of the op."""
     reference, kernel, _ = programs("docs/add-an-op.md")
     known = {**vars(amp_ext.ops.lists), "op": lambda *written: lambda op: op}
     known["cases"] = lambda op: lambda function: function
