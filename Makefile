@@ -79,7 +79,7 @@ cuda-check: .venv-cuda/built ## compile and inspect all kernels, test with the o
 	.venv-cuda/bin/python tests/build/cuda_check.py
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/build/triton_check.py
 	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not ptx" \
-	    autocast backends build distributed layers scaler lists/test_ops_contract.py \
+	    autocast distributed scaler lists/test_ops_contract.py \
 	    integration/test_seeds.py integration/test_fsdp_products.py \
 	    integration/test_tensor_parallel.py optim/test_optim_dtensors.py
 	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(KERNELS) $(USES)
@@ -87,7 +87,8 @@ cuda-check: .venv-cuda/built ## compile and inspect all kernels, test with the o
 	    -m pytest $(WORKERS) -m "not full" gemm graph lists optim
 	cd tests && $(FAKE_CUDA) --order 4 --capability 75 \
 	    -m pytest $(WORKERS) -m "not full" lists optim
-	cd tests && $(FAKE_CUDA) --order 3 --guarded 1 -m pytest $(WORKERS) backends
+	cd tests && $(FAKE_CUDA) --order 3 --guarded 1 -m pytest $(WORKERS) \
+	    backends/test_cuda_runtime.py backends/test_cuda_streams.py backends/test_fake_cuda.py
 	.venv-cuda/bin/python tests/fake_cuda/count.py --check
 	$(MAKE) gpu DRY_RUN=1
 

@@ -23,6 +23,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Collection
 from pathlib import Path
@@ -49,9 +50,7 @@ SIMD_FLAGS = {
 
 
 class Toolkit(NamedTuple):
-    """A CUDA toolkit: its compiler, its version ("13.0"), its folder and the architectures that it
-    knows ("80").
-    """
+    """A CUDA toolkit: compiler, version ("13.0"), folder, and known architectures ("80")."""
 
     nvcc: str
     version: str
@@ -117,14 +116,6 @@ def gencode_flags(arches: list[str]) -> list[str]:
     return flags
 
 
-def toolkit_root(dryrun: str) -> Path:
-    """The toolkit's folder as `nvcc --dryrun` prints it; nvcc itself may be a wrapper elsewhere."""
-    top = re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)
-    if top is None:
-        raise PlatformError("nvcc --dryrun does not say where the CUDA toolkit is (no TOP= line)")
-    return Path(top[1]).resolve()
-
-
 def find_toolkit() -> Toolkit | None:
     home = os.environ.get("CUDA_HOME")
     nvcc = shutil.which("nvcc", path=os.path.join(home, "bin") if home else None)
@@ -133,24 +124,10 @@ def find_toolkit() -> Toolkit | None:
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
     dryrun = subprocess.run([nvcc, "--dryrun", "x.cu"], capture_output=True, text=True).stderr
     arches = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
-    return Toolkit(
-        nvcc,
-        re.search(r"release (\d+\.\d+)", version)[1],
-        toolkit_root(dryrun),
-        frozenset(re.findall(r"compute_(\d+)", arches)),
-    )
-
-
-def find_ninja() -> str:
-    """The ninja of the wheel, which need not be on PATH, or else the one on PATH."""
-    try:
-        from ninja import BIN_DIR
-    except ImportError:
-        BIN_DIR = ""
-    ninja = shutil.which("ninja", path=BIN_DIR) or shutil.which("ninja")
-    if ninja is None:
-        raise PlatformError("the build needs ninja: pip install ninja")
-    return ninja
+    # nvcc itself may be a wrapper elsewhere.
+    root = Path(re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)[1]).resolve()
+    number = re.search(r"release (\d+\.\d+)", version)[1]
+    return Toolkit(nvcc, number, root, frozenset(re.findall(r"compute_(\d+)", arches)))
 
 
 def require_compiler() -> None:
@@ -184,9 +161,7 @@ def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: s
 
 
 def abi() -> str:
-    """A hash of the headers between amp_ext._C and the libraries: both must have been compiled
-    with the same ones.
-    """
+    """Return the hash of the headers that amp_ext._C and the libraries have to share."""
     digest = hashlib.sha256()
     for header in sorted((ROOT / "csrc/include").rglob("*.h")):
         digest.update(b"%s\0%s\0" % (header.name.encode(), header.read_bytes()))
@@ -294,12 +269,6 @@ def cuda_units(arches: list[str]) -> list[Unit]:
     return units
 
 
-def module_link_flags(torch_dir: Path, cuda: list[Path]) -> list[str]:
-    # No -fopenmp: the module uses the OpenMP runtime that torch has loaded.
-    link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
-    return [*link, "-lc10_cuda", "-ltorch_cuda", cuda_runtime(cuda)] if cuda else link
-
-
 # A library exports one symbol and lacks none. Torch has loaded the CUDA runtime by then.
 LIBRARY_LINK_FLAGS = ["-Wl,--version-script=csrc/library.map", "-Wl,-z,defs"]
 
@@ -310,18 +279,6 @@ class Target(NamedTuple):
     path: Path
     units: list[Unit]
     link: list[str]
-
-
-def cpu_library() -> Target:
-    """Needs no torch."""
-    return Target(Path("build/cpu", CPU_LIBRARY), cpu_units(), LIBRARY_LINK_FLAGS)
-
-
-def cuda_library(toolkit: Toolkit, arches: list[str]) -> Target:
-    """Needs no torch."""
-    path = Path("build", f"cuda{toolkit.version}", CUDA_LIBRARY)
-    link = [*LIBRARY_LINK_FLAGS, cuda_runtime([toolkit.root])]
-    return Target(path, cuda_units(arches), link)
 
 
 def ninja_file(targets: list[Target], nvcc: str | None) -> str:
@@ -367,17 +324,11 @@ def make(targets: list[Target], nvcc: str | None = None) -> list[Path]:
     with open("build/.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         script.write_text(ninja_file(targets, nvcc))
-        command = [find_ninja(), "-f", script, *(["-j", jobs] if jobs else [])]
-        if subprocess.run(command).returncode:
+        ninja = ["ninja"] if shutil.which("ninja") else [sys.executable, "-m", "ninja"]
+        if subprocess.run([*ninja, "-f", script, *(["-j", jobs] if jobs else [])]).returncode:
             names = " and ".join(target.path.name for target in targets)
             raise CompileError(f"{names} did not compile: the compiler's errors are above")
     return [target.path for target in targets]
-
-
-def build_folder(torch_version: str, cuda: str | None) -> Path:
-    """Where the module's objects are, so that each Python and each torch finds its own again."""
-    python = sysconfig.get_config_var("SOABI")
-    return Path("build", f"{python}-torch{torch_version}-{'cuda' if cuda else 'cpu'}")
 
 
 def install(files: list[Path], folder: Path) -> None:
@@ -386,14 +337,6 @@ def install(files: list[Path], folder: Path) -> None:
         old.unlink(missing_ok=True)  # a running program may have it mapped
     for file in files:
         shutil.copy(file, folder)
-
-
-def write_build_info(folder: Path, torch_version: str, cuda_version: str | None) -> None:
-    folder.joinpath("_build_info.py").write_text(
-        '"""What amp_ext was built for; written by setup.py."""\n\n'
-        f"TORCH_VERSION = {torch_version!r}\n"
-        f"CUDA_VERSION = {cuda_version!r}\n"
-    )
 
 
 class BuildPackage(build_py):
@@ -423,19 +366,29 @@ class BuildExtension(build_ext):
         torch_dir = Path(torch.__file__).parent
         folders = cuda_folders(torch_dir, toolkit) if toolkit else []
         target = Path(self.get_ext_fullpath(ext.name))
-        folder = build_folder(torch.__version__, cuda)
+        # Each Python and each torch finds its own objects again.
+        python, kind = sysconfig.get_config_var("SOABI"), "cuda" if cuda else "cpu"
+        folder = Path("build", f"{python}-torch{torch.__version__}-{kind}")
         units = module_units(folder, torch_dir, folders)
-        link = module_link_flags(torch_dir, folders)
+        # No -fopenmp: the module uses the OpenMP runtime that torch has loaded.
+        link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
+        if toolkit:
+            link += ["-lc10_cuda", "-ltorch_cuda", cuda_runtime(folders)]
         targets = [Target(folder / target.name, units, link)]
         if toolkit:
             arches = parse_arch_list(os.environ.get("TORCH_CUDA_ARCH_LIST", ""), toolkit.arches)
-            targets.append(cuda_library(toolkit, arches))
-        targets.append(cpu_library())
+            link = [*LIBRARY_LINK_FLAGS, cuda_runtime([toolkit.root])]
+            path = Path("build", f"cuda{toolkit.version}", CUDA_LIBRARY)
+            targets.append(Target(path, cuda_units(arches), link))
+        targets.append(Target(Path("build/cpu", CPU_LIBRARY), cpu_units(), LIBRARY_LINK_FLAGS))
         files = make(targets, toolkit and toolkit.nvcc)
 
         self.mkpath(str(target.parent))
         install(files, target.parent)
-        write_build_info(target.parent, str(torch.__version__), cuda)
+        target.with_name("_build_info.py").write_text(
+            '"""What amp_ext was built for; written by setup.py."""\n\n'
+            f"TORCH_VERSION = {str(torch.__version__)!r}\nCUDA_VERSION = {cuda!r}\n"
+        )
 
     def copy_extensions_to_source(self):
         super().copy_extensions_to_source()

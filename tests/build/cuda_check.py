@@ -249,7 +249,7 @@ def installed() -> Iterator[tuple[Path, str]]:
     """Return the installed library and the logs of its kernels."""
     from amp_ext._library import LIBRARIES
 
-    # setup.build_cuda_library names the folder; of several toolkits' folders, the newest counts.
+    # setup.py names the folder; of several toolkits' folders, the newest counts.
     folder = max(ROOT.glob("build/cuda[0-9]*"), key=lambda path: path.stat().st_mtime)
     sources = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
     logs = [(folder / f"{source.relative_to(ROOT)}.o.log").read_text() for source in sources]

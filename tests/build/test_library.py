@@ -117,7 +117,6 @@ def compiled(into: Path, text: str) -> Path:
 
 def spoil(library: Path, how: str) -> str:
     """Replace a library; return the expected error."""
-    whole = library.read_bytes()
     library.unlink()  # others may have it mapped
     if how == "missing":
         return "finds no library"
@@ -128,11 +127,11 @@ def spoil(library: Path, how: str) -> str:
     if how == "other":
         compiled(library, "int nothing;")
         return "has no symbol amp_ext_backend_library"
-    library.write_bytes(whole[: len(whole) // 2] if how == "truncated" else b"")
+    library.write_bytes(b"")
     return "does not load"
 
 
-@pytest.mark.parametrize("how", ["missing", "older", "other", "truncated", "empty"])
+@pytest.mark.parametrize("how", ["missing", "older", "other", "empty"])
 @pytest.mark.parametrize("name", LIBRARY_NAMES)
 def test_library_that_does_not_fit(package: Path, name: str, how: str) -> None:
     expected = spoil(package / name, how)

@@ -36,10 +36,12 @@ CUDASIM_API const char* cudasim_load(const char* path, void** module) {
   }
 }
 
-// The kernel with a symbol or demangled name that begins with `name`, or null.
+// Returns the kernel of a symbol, or of the beginning of a name without its namespaces; or null.
 CUDASIM_API void* cudasim_kernel(void* module, const char* name) {
   for (auto& kernel : static_cast<Module*>(module)->kernels)
-    if (kernel->symbol == name || kernel->name.find(name) == 0) return kernel.get();
+    if (kernel->symbol == name || kernel->name.find(name) == 0 ||
+        kernel->name.find(std::string("::") + name) != std::string::npos)
+      return kernel.get();
   return nullptr;
 }
 

@@ -75,7 +75,7 @@ class Module:
         """Run a kernel to its end.
 
         Args:
-            name: the kernel's symbol, or the beginning of its name.
+            name: the kernel's symbol, or the beginning of its name without namespaces.
             grid: blocks along x, y and z.
             block: threads along x, y and z.
             arguments: arrays, and numbers as types of ctypes.

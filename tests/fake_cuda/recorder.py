@@ -49,17 +49,6 @@ def in_order(order: str) -> Iterator[None]:
 
 
 @contextmanager
-def no_pinned_memory() -> Iterator[None]:
-    """Make every allocation of pinned memory fail."""
-    runtime = ctypes.CDLL(None)
-    runtime.fake_cuda_refuse_pinned(ctypes.c_bool(True))
-    try:
-        yield
-    finally:
-        runtime.fake_cuda_refuse_pinned(ctypes.c_bool(False))
-
-
-@contextmanager
 def recorded() -> Iterator[Calls]:
     """Record the calls of a region. Regions do not nest."""
     runtime = ctypes.CDLL(None)

@@ -59,9 +59,10 @@ def test_equals_torch(executor: Executor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("length", [2**16, 7], ids=["whole", "short-tensors"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_all_16_bit_patterns(executor: Executor, dtype: torch.dtype, length: int) -> None:
-    """All 16-bit patterns are unscaled, also in tensors too short for vector instructions."""
+    """All 16-bit patterns are unscaled, and every eighth in tensors too short for vectors."""
     for factor in FACTORS if length == 2**16 else (1.5,):
-        grads = executor.some(all_bit_patterns(dtype).to(executor.device).split(length), 100)
+        grads = all_bit_patterns(dtype).to(executor.device).split(length)[::8]
+        grads = executor.some(grads, 100)
         assert check_against_oracle(executor, copies(grads), factor) == 1.0
 
 

@@ -99,6 +99,7 @@ class Product:
     Attributes:
         scratch_bytes: the size of its scratch memory.
         tickets: the number of its counters, which are 0 before and after.
+        is_compiled: whether its kernel has been launched before.
     """
 
     def __init__(
@@ -120,6 +121,10 @@ class Product:
         self._device, self._constant = device, (*numbers, form)
         self._compiled: Any = None
 
+    @property
+    def is_compiled(self) -> bool:
+        return self._compiled is not None
+
     def __call__(self, *values: float) -> None:
         """Launch the product with the kernel's parameters from scratch to beta."""
         a_map, b_map = self.maps
@@ -132,6 +137,7 @@ class Product:
             launch(self._compiled, self.programs, stream, arguments)
 
 
+@functools.lru_cache(4096)
 def gemm(index: int, *arguments: Any) -> Product:
     """Return the launch of a product on a device; `product` describes the other arguments."""
     return product(_device(index), index, *arguments)

@@ -1,4 +1,5 @@
 // Provides torch's streams and memory of CUDA devices, for launches of CUDA and Triton kernels.
+#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -8,13 +9,10 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
-#include <array>
-#include <atomic>
 #include <bit>
 #include <cstring>
 #include <map>
 #include <utility>
-#include <vector>
 
 #include "backends/backends.h"
 
@@ -63,43 +61,10 @@ class KeptMemory {
   size_t size_ = 0;
 };
 
-// The last table of entries of one size that was sent.
-struct SentTable {
-  std::vector<std::byte> bytes;
-  KeptMemory memory;
-};
-
-// The memory that a thread keeps for a stream.
-struct StreamState {
-  KeptMemory tickets;                  // 0 between launches
-  std::map<size_t, SentTable> tables;  // by the size of an entry
-};
-
-StreamState& state_of(c10::cuda::CUDAStream stream) {
-  thread_local std::map<std::pair<c10::DeviceIndex, cudaStream_t>, StreamState> states;
-  return states[{stream.device_index(), stream.stream()}];
-}
-
-// Reads the attributes of each device from the driver once.
-cuda::Target target_on(c10::cuda::CUDAStream stream) {
-  constexpr int kCapabilities = 1000;
-  // multiprocessors * kCapabilities + capability
-  static std::array<std::atomic<int>, C10_COMPILE_TIME_MAX_GPUS> known{};
-  std::atomic<int>& kept = known[stream.device_index()];
-  if (kept == 0) {
-    const auto attribute = [&](cudaDeviceAttr which) {
-      int value = 0;
-      C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, stream.device_index()));
-      return value;
-    };
-    kept = attribute(cudaDevAttrMultiProcessorCount) * kCapabilities +
-           attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
-           attribute(cudaDevAttrComputeCapabilityMinor);
-  }
-  return {.device = stream.device_index(),
-          .stream = stream.stream(),
-          .multiprocessors = kept / kCapabilities,
-          .capability = kept % kCapabilities};
+// The tickets that a thread keeps for a stream: 0 between launches.
+KeptMemory& tickets_of(c10::cuda::CUDAStream stream) {
+  thread_local std::map<std::pair<c10::DeviceIndex, cudaStream_t>, KeptMemory> kept;
+  return kept[{stream.device_index(), stream.stream()}];
 }
 
 // During a capture all memory is the graph's own, since it may be replayed at any time.
@@ -108,7 +73,13 @@ class CudaServices final : public Services {
   explicit CudaServices(c10::Device device)
       : guard_(device), stream_(c10::cuda::getCurrentCUDAStream(device.index())) {}
 
-  cuda::Target target() override { return target_on(stream_); }
+  cuda::Target target() override {
+    const cudaDeviceProp& device = *at::cuda::getDeviceProperties(stream_.device_index());
+    return {.device = stream_.device_index(),
+            .stream = stream_.stream(),
+            .multiprocessors = device.multiProcessorCount,
+            .capability = 10 * device.major + device.minor};
+  }
 
   void* scratch(size_t bytes) override {
     return memory_.emplace_back(c10::cuda::CUDACachingAllocator::get()->allocate(bytes))
@@ -122,7 +93,7 @@ class CudaServices final : public Services {
       C10_CUDA_CHECK(cudaMemsetAsync(tickets, 0, bytes, stream_.stream()));
       return static_cast<uint32_t*>(tickets);
     }
-    KeptMemory& kept = state_of(stream_).tickets;
+    KeptMemory& kept = tickets_of(stream_);
     const size_t before = kept.size();
     void* const tickets = kept.reserve(bytes);
     if (kept.size() != before)
@@ -131,35 +102,19 @@ class CudaServices final : public Services {
   }
 
   const void* table(const void* entries, size_t count, size_t entry_bytes) override {
-    const size_t bytes = count * entry_bytes;
-    if (is_capturing(stream_.device())) {
-      void* const memory = scratch(bytes);
-      send(entries, bytes, memory);
-      return memory;
-    }
-    SentTable& sent = state_of(stream_).tables[entry_bytes];
-    if (sent.bytes.size() == bytes && std::memcmp(sent.bytes.data(), entries, bytes) == 0)
-      return sent.memory.reserve(bytes);
-    sent.bytes.clear();  // until the new ones have been sent
-    void* const memory = sent.memory.reserve(bytes);
-    send(entries, bytes, memory);
-    const auto* const first = static_cast<const std::byte*>(entries);
-    sent.bytes.assign(first, first + bytes);
+    // Pinned memory is allocated, or events of its earlier copies are queried: either would end a
+    // capture of this thread or another.
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+    const auto bytes = static_cast<int64_t>(count * entry_bytes);
+    const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+    std::memcpy(staged.mutable_data_ptr(), entries, static_cast<size_t>(bytes));
+    void* const memory = scratch(static_cast<size_t>(bytes));
+    // The caching allocator keeps the pinned memory until the copy is done, a graph's for good.
+    at::from_blob(memory, {bytes}, bytes_on(stream_.device())).copy_(staged, /*non_blocking=*/true);
     return memory;
   }
 
  private:
-  void send(const void* from, size_t size, void* to) {
-    // Pinned memory is allocated, or events of its earlier copies are queried: either would end a
-    // capture of this thread or another.
-    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-    const auto bytes = static_cast<int64_t>(size);
-    const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-    std::memcpy(staged.mutable_data_ptr(), from, size);
-    // The caching allocator keeps the pinned memory until the copy is done, a graph's for good.
-    at::from_blob(to, {bytes}, bytes_on(stream_.device())).copy_(staged, /*non_blocking=*/true);
-  }
-
   c10::cuda::CUDAGuard guard_;
   c10::cuda::CUDAStream stream_;
   c10::SmallVector<c10::DataPtr, 3> memory_;  // of the caching allocator: it tracks the stream

@@ -3,12 +3,9 @@
 
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
-#include <link.h>
 #include <pybind11/pybind11.h>
 
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 
@@ -32,17 +29,6 @@ std::map<std::string, const Backend*>& others() {
   return instance;
 }
 
-// Returns whether the end of a library is missing: the loader would only notice by a signal. A
-// linker writes the table of sections last.
-bool is_cut_off(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  ElfW(Ehdr) header{};
-  file.read(reinterpret_cast<char*>(&header), sizeof(header));
-  if (!file || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return false;
-  const uint64_t end = header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize;
-  return std::filesystem::file_size(path) < end;
-}
-
 void keep(const Backend& backend) {
   const std::string name = backend.name();
   (name == "cpu" ? cpu_kernels : name == "cuda" ? cuda_kernels : others()[name]) = &backend;
@@ -55,7 +41,6 @@ std::string load_backend(const std::string& path, const std::string& remedy) {
     throw pybind11::import_error("amp_ext cannot use the library " + path + ", " + why + "; " +
                                  remedy);
   };
-  if (is_cut_off(path)) refuse("which does not load (its end is missing)");
   std::unique_ptr<void, Close> file(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));
   if (!file) refuse(std::string("which does not load (") + dlerror() + ")");
   const auto* const library = static_cast<const BackendLibrary*>(dlsym(file.get(), kSymbol));

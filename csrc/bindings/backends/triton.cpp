@@ -1,4 +1,4 @@
-// Computes products by the Triton kernels. A product like an earlier one calls its launch.
+// Computes products by the Triton kernels.
 #include "backends/triton.h"
 
 #include <ATen/core/Tensor.h>
@@ -32,14 +32,9 @@ at::Tensor tensor_of(const VectorRef& x, int64_t size, c10::Device device) {
   return tensor_of(MatrixRef{x.data, x.dtype, 0, 0, x.stride}, 1, 1, size, device).view({size});
 }
 
-// Products with a kernel that has been compiled for a GPU, by their keys.
-py::dict& launched_products() {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::dict> launched;
-  return launched.call_once_and_store_result([] { return py::dict(); }).get_stored();
-}
-
-// Returns the launch of a product. Its first call compiles the kernel.
-py::object planned(const GemmArgs& g, c10::Device device) {
+// Returns the launch of a product, which products like it share. Its first call compiles the
+// kernel.
+py::object launch_of(const GemmArgs& g, c10::Device device) {
   static TritonFunction gemm("gemm.gemm", "gemm");
   const auto matrix = [](const MatrixRef& x) {
     return py::make_tuple(static_cast<int>(x.dtype), x.batch_stride, x.row_stride, x.column_stride,
@@ -55,29 +50,6 @@ py::object planned(const GemmArgs& g, c10::Device device) {
               optional(g.bias.data, py::int_(static_cast<int>(g.bias.dtype))), matrix(g.out),
               matrix(g.a), matrix(g.b), optional(g.c.data, matrix(g.c)),
               optional(g.aux.data, matrix(g.aux)));
-}
-
-// Returns the facts that a product's launch depends on. Addresses count by their alignment.
-py::bytes key_of(const GemmArgs& g, c10::Device device) {
-  std::vector<int64_t> numbers{device.index(),
-                               g.batch,
-                               g.terms,
-                               g.m,
-                               g.n,
-                               g.k,
-                               g.derivative,
-                               g.variant,
-                               static_cast<int64_t>(g.activation),
-                               g.column_sums != nullptr};
-  const auto add = [&](const void* data, DType dtype, std::initializer_list<int64_t> strides) {
-    numbers.push_back(data ? 1 + is_aligned(data) : 0);
-    numbers.push_back(static_cast<int64_t>(dtype));
-    numbers.insert(numbers.end(), strides);
-  };
-  for (const MatrixRef& x : {g.a, g.b, g.c, g.aux, g.out})
-    add(x.data, x.dtype, {x.batch_stride, x.row_stride, x.column_stride});
-  add(g.bias.data, g.bias.dtype, {});
-  return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)};
 }
 
 }  // namespace
@@ -115,23 +87,16 @@ Status TritonBackend::gemm(const GemmArgs& args, Services& services) const {
   }
 
   const UntracedPython python;
-  const py::bytes key = key_of(g, device);
-  py::dict& launched = launched_products();
-  const bool is_new = !launched.contains(key);
+  const py::object product = launch_of(g, device);
   // The driver loads no module during a capture.
-  if (is_new && is_capturing(device)) return Status::not_compiled;
-  const py::object product = is_new ? planned(g, device) : py::object(launched[key]);
+  if (is_capturing(device) && !product.attr("is_compiled").cast<bool>())
+    return Status::not_compiled;
   const auto scratch_bytes = product.attr("scratch_bytes").cast<size_t>();
   const auto tickets = product.attr("tickets").cast<size_t>();
   product(scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
           tickets ? address(services.tickets(tickets)) : 0, address(g.out.data), address(g.a.data),
           address(g.b.data), address(g.c.data), address(g.bias.data), address(g.aux.data),
           address(g.column_sums), g.alpha, g.beta);
-  if (is_new && device.is_cuda()) {
-    constexpr size_t kMostKept = 4096;
-    if (launched.size() == kMostKept) launched.clear();
-    launched[key] = product;
-  }
   return Status::ok;
 }
 

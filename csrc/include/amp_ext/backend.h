@@ -46,9 +46,7 @@ class Services {
   // Returns counters of value 0. The launches leave them at 0.
   virtual uint32_t* tickets(size_t count) = 0;
 
-  // Returns a copy of `count` entries of `entry_bytes` bytes in the device's memory. A table that
-  // equals the previous table of this entry size is not copied again, since gradients often keep
-  // their addresses.
+  // Returns a copy of `count` entries of `entry_bytes` bytes in the device's memory.
   virtual const void* table(const void* entries, size_t count, size_t entry_bytes) = 0;
 };
 

@@ -39,7 +39,6 @@ struct Configuration {
 };
 
 bool drops = false;
-int last_blocks = 0;
 int64_t early_launches = 0;
 thread_local std::vector<Configuration> pushed;  // by <<<...>>>
 
@@ -150,7 +149,6 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
   if (settings().driver < kManyParameters &&
       std::accumulate(bytes.begin(), bytes.end(), size_t{0}) > kFewParameters)
     return refuse(cudaErrorInvalidConfiguration, "%s: its bytes of parameters", name.c_str());
-  last_blocks = config.gridDim.x;
   has_context = true;
   early_launches += std::any_of(config.attrs, config.attrs + config.numAttrs, [](const auto& it) {
     return it.id == cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -211,9 +209,6 @@ FAKE_CUDA_API void fake_cuda_drop_launches(bool drop) { drops = drop; }
 
 // Returns the number of launches so far with programmatic stream serialization.
 FAKE_CUDA_API int64_t fake_cuda_early_launches() { return early_launches; }
-
-// Blocks of the last launch, along x.
-FAKE_CUDA_API int fake_cuda_last_blocks() { return last_blocks; }
 
 FAKE_CUDA_API void** __cudaRegisterFatBinary(void* binary) { return static_cast<void**>(binary); }
 FAKE_CUDA_API void __cudaRegisterFatBinaryEnd(void**) {}

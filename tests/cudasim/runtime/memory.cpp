@@ -28,7 +28,6 @@ struct Block {
 
 auto& blocks = *new std::map<const char*, Block>;  // that are allocated
 int accesses = 0;
-bool refuses_pinned = false;
 
 size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -233,8 +232,6 @@ FAKE_CUDA_API bool fake_cuda_allocation(const void* pointer, const void** begin,
   return true;
 }
 
-FAKE_CUDA_API void fake_cuda_refuse_pinned(bool on) { refuses_pinned = on; }
-
 FAKE_CUDA_API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   has_context = true;
   FAKE_CUDA_LOCK;
@@ -261,7 +258,6 @@ FAKE_CUDA_API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) 
   FAKE_CUDA_LOCK;
   *pointer = nullptr;
   FAKE_CUDA_CHECK(check_captures("cudaHostAlloc"));
-  if (refuses_pinned) return done(cudaErrorMemoryAllocation);
   record("malloc", std::to_string(bytes) + " bytes of pinned memory");
   *pointer = aligned_alloc(kPage, pages(bytes));
   if (!*pointer) return done(cudaErrorMemoryAllocation);

@@ -224,6 +224,16 @@ def test_races_can_be_left_alone(seed: int) -> None:
         executor.configure(races=1)
 
 
+def test_the_program_of_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first program of README transposes by the executor alone."""
+    program = re.findall(
+        r"```python\n(.*?)```", (HERE.parent / "README.md").read_text(), re.DOTALL
+    )[0]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "transpose.cu").write_text((HERE.parent / "example/transpose.cu").read_text())
+    exec(program, {})
+
+
 def test_a_changed_header_is_compiled_again(tmp_path: Path) -> None:
     """PTX is compiled again when a header that its source includes has changed."""
     header, source = tmp_path / "value.h", tmp_path / "store.cu"
