@@ -42,13 +42,11 @@ def load_library(name: str) -> tuple[Path, list[str]]:
     return path, _C.load_backend(str(path), remedy).split()
 
 
-_NOT_BUILT = (
-    f"amp_ext in {Path(__file__).parent} has no extension module; start Python outside of the "
-    f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
-)
-
 if find_spec("amp_ext._build_info") is None or find_spec("amp_ext._C") is None:
-    raise ImportError(_NOT_BUILT)
+    raise ImportError(
+        f"amp_ext in {Path(__file__).parent} has no extension module; start Python outside of the "
+        f"source tree to find an installed one, or build it from the source tree with: {REBUILD}"
+    )
 
 from amp_ext._build_info import CUDA_VERSION, TORCH_VERSION  # noqa: E402
 

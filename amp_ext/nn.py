@@ -91,6 +91,7 @@ class _Block(nn.Module):
         return not (is_dropping or _has_any_global_hook()) and all(map(_is_plain, self.children()))
 
     def _activated(self, hidden: Tensor, factor: Tensor | None = None) -> Tensor:
+        """Apply the activation, a gate's factor and dropout, as calls of the layers need it."""
         hidden = _ACTIVATIONS[self.activation](hidden)
         hidden = hidden if factor is None else hidden * factor
         return F.dropout(hidden, self.dropout, self.training) if self.dropout > 0 else hidden

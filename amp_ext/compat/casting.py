@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from amp_ext.autocast import autocast
 
@@ -26,12 +26,7 @@ class Cast(NamedTuple):
     to: torch.dtype
 
     def __call__(self, tree: Any) -> Any:
-        def cast(leaf: Any) -> Any:
-            return (
-                leaf.to(self.to) if isinstance(leaf, Tensor) and leaf.dtype in self.dtypes else leaf
-            )
-
-        return tree_map(cast, tree)
+        return tree_map_only(Tensor, lambda x: x.to(self.to) if x.dtype in self.dtypes else x, tree)
 
 
 class Casts(NamedTuple):

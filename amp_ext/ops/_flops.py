@@ -17,10 +17,6 @@ def _product(a: _Shape, b: _Shape, *_: Any, trans_b: bool = False, **__: Any) ->
     return 2 * prod(a[:-2] or b[:-2]) * prod(a[-2:]) * columns
 
 
-def _accumulated_product(c: _Shape, a: _Shape, b: _Shape, **options: Any) -> int:
-    return _product(a, b, **options)
-
-
 def _layers(x: _Shape, *parameters: _Shape | None, **_: Any) -> int:
     """Return the operations of layers, by the weights among weights and biases."""
     weights = (shape for shape in parameters if shape is not None and len(shape) == 2)
@@ -31,7 +27,7 @@ def _register(counter: ModuleType) -> None:
     """Register the formulas of all ops except linear: a counter sees linear as a gemm."""
     ops, register = torch.ops.amp_ext, counter.register_flop_formula
     register([ops.gemm, ops.gemm_with_aux, ops.gemm_times_derivative])(_product)
-    register(ops.gemm_accumulate_)(_accumulated_product)
+    register(ops.gemm_accumulate_)(lambda c, *product, **options: _product(*product, **options))
     register([ops.mlp, ops.gated_mlp])(_layers)
 
 

@@ -310,16 +310,14 @@ class KernelStep(Optimizer):
         As in torch, a ``step`` is on the CPU, unless its group is ``fused`` or ``capturable``.
         """
         result = super().state_dict()
+        groups = [g for g in result["param_groups"] if g.get("fused") or g.get("capturable")]
+        on_device = {index for group in groups for index in group["params"]}
         for index, state in result["state"].items():
-            if isinstance(state, dict) and COPY in state:
-                result["state"][index] = {k: v for k, v in state.items() if k != COPY}
-        for group in result["param_groups"]:
-            if group.get("fused") or group.get("capturable"):
-                continue
-            for index in group["params"]:
-                state = result["state"].get(index, {})
-                if isinstance(state.get("step"), Tensor):
-                    result["state"][index] = {**state, "step": state["step"].cpu()}
+            if isinstance(state, dict):
+                saved = {name: value for name, value in state.items() if name != COPY}
+                if index not in on_device and isinstance(saved.get("step"), Tensor):
+                    saved["step"] = saved["step"].cpu()
+                result["state"][index] = saved
         return result
 
 
