@@ -11,9 +11,6 @@ import json
 import os
 import platform
 import re
-import stat
-import tempfile
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -23,11 +20,6 @@ from typing import Any
 import torch
 
 from amp_ext._triton import triton_version
-
-MAX_BYTES = 16 << 20
-"""Larger files are neither read nor written."""
-LOCK_SECONDS = 10.0
-"""The longest wait for another process, such as a stopped one."""
 
 Part = Any
 """A part of a record: a value of JSON, or None."""
@@ -41,23 +33,15 @@ def read(device: str, part: str) -> Part:
 def update(device: str, part: str, change: Callable[[Part], Part]) -> bool:
     """Replace a part of a device's record, whole or not at all.
 
-    Returns False if the new record is too large or the folder is not writable.
+    Returns False if the folder is not writable.
     """
     with _locked():
         record = _read(device) | {"identity": _identity(device)}
-        text = json.dumps({**record, part: change(record.get(part))}, indent=1)
-        if len(text) > MAX_BYTES:
-            return False
+        record[part] = change(record.get(part))
         try:
-            folder().mkdir(parents=True, exist_ok=True)
-            descriptor, unfinished = tempfile.mkstemp(dir=folder())
-            try:
-                with open(descriptor, "w") as file:
-                    file.write(text)
-                os.replace(unfinished, path(device))
-            except BaseException:
-                os.unlink(unfinished)
-                raise
+            unfinished = path(device).with_suffix(f".{os.getpid()}")
+            unfinished.write_text(json.dumps(record, indent=1))
+            unfinished.replace(path(device))
         except (OSError, RuntimeError):
             return False
         return True
@@ -79,6 +63,12 @@ def path(device: str) -> Path:
     """Return the file of a device."""
     words = re.sub(r"[^A-Za-z0-9.+-]+", "-", device_name(device))
     return folder() / f"{words}-{zlib.crc32(_identity(device).encode()):08x}.json"
+
+
+def devices() -> list[str]:
+    """Return the CPU and the visible GPUs."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return ["cpu", *(f"cuda:{index}" for index in range(gpus))]
 
 
 def device_name(device: str) -> str:
@@ -120,13 +110,7 @@ def _identity(device: str) -> str:
 
 def _read(device: str) -> dict[str, Part]:
     try:
-        # Opening a FIFO would wait for a writer.
-        descriptor = os.open(path(device), os.O_RDONLY | os.O_NONBLOCK)
-        with open(descriptor) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-                return {}
-            record = json.load(file)
+        record = json.loads(path(device).read_text())
     except (OSError, RuntimeError, ValueError):
         return {}
     is_own = isinstance(record, dict) and record.get("identity") == _identity(device)
@@ -137,16 +121,8 @@ def _read(device: str) -> dict[str, Part]:
 def _locked() -> Iterator[None]:
     """Exclude other threads and processes, if the file system has locks."""
     with contextlib.ExitStack() as stack:
-        try:
+        # The folder or locks may be missing, as on some mounts of Lustre.
+        with contextlib.suppress(OSError, RuntimeError):
             folder().mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder() / "lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
-            stack.callback(os.close, descriptor)
-            deadline = time.monotonic() + LOCK_SECONDS
-            while time.monotonic() < deadline:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                time.sleep(0.002)
-        except (OSError, RuntimeError):
-            pass  # the folder or locks are missing, as on some mounts of Lustre
+            fcntl.flock(stack.enter_context(open(folder() / "lock", "a")), fcntl.LOCK_EX)
         yield

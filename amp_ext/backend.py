@@ -12,8 +12,6 @@ BACKENDS = ("cuda", "triton", "cpu")
 GEMM_MODES = ("auto", "kernel", "library")
 
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"
-_VARIABLE = "AMP_EXT_BACKEND"
-_GEMM_VARIABLE = "AMP_EXT_GEMM"
 
 
 class Backend(NamedTuple):
@@ -78,15 +76,15 @@ def get_backend() -> str | None:
 
 def _choose_by_environment() -> None:
     """Choose by the environment. Errors are ImportErrors, since the import fails."""
-    name = os.environ.get(_VARIABLE) or None
+    name = os.environ.get("AMP_EXT_BACKEND") or None
     try:
         set_backend(name)
     except (RuntimeError, ValueError) as error:
-        raise ImportError(f"amp_ext, {_VARIABLE}={name}: {error}") from None
-    mode = os.environ.get(_GEMM_VARIABLE) or "auto"
+        raise ImportError(f"amp_ext, AMP_EXT_BACKEND={name}: {error}") from None
+    mode = os.environ.get("AMP_EXT_GEMM") or "auto"
     if mode not in GEMM_MODES:
         modes = f"{', '.join(GEMM_MODES[:-1])} or {GEMM_MODES[-1]}"
-        raise ImportError(f"amp_ext: {_GEMM_VARIABLE} must be {modes}, got {mode!r}")
+        raise ImportError(f"amp_ext: AMP_EXT_GEMM must be {modes}, got {mode!r}")
     _C.set_gemm_mode(mode)
 
 

@@ -106,19 +106,19 @@ class GraphedStep:
         self._weights: list[Tensor] = []  # with a master or a copy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._entries is None:
-            _refuse_leaves(args, kwargs)
+        leaves, spec = self._flattened(args, kwargs)
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+            _refuse_leaf(args, kwargs)
         if self._warmup > 0:
             results = self.eager(*args, **kwargs)
             self._warmup -= 1
             return results
-        leaves, spec = self._flattened(args, kwargs)
-        kinds = [_kind(leaf) for leaf in leaves]
+        arguments = [_kind(leaf) for leaf in leaves], spec
         if self._entries is None:
             self._capture(leaves, spec)
-            self._arguments = spec, kinds
-        if self._arguments != (spec, kinds):
-            expected, got = (tree_unflatten(k, s) for s, k in (self._arguments, (spec, kinds)))
+            self._arguments = arguments
+        if self._arguments != arguments:
+            expected, got = (tree_unflatten(*kinds) for kinds in (self._arguments, arguments))
             raise ValueError(
                 f"make_graphed_step: arguments: expected the captured {expected}, got {got}. Call "
                 ".eager() for a step of its own, or make another graphed step."
@@ -131,7 +131,11 @@ class GraphedStep:
         for leaf, static in zip(leaves, self._inputs, strict=True):
             if isinstance(static, Tensor) and leaf is not static:
                 static.copy_(leaf, non_blocking=True)
-        self._send_lrs()
+        lrs = [float(group["lr"]) for group in self._lr_groups]
+        if lrs != self._lrs:  # two launches for any number of groups
+            torch._foreach_zero_(self._lr_tensors)
+            torch._foreach_add_(self._lr_tensors, lrs)
+            self._lrs = lrs
         self.graph.replay()
         for param, grad in self._grads:
             if param.grad is not grad:
@@ -224,9 +228,20 @@ class GraphedStep:
                         f"make_graphed_step: {name} is on the CPU, where a replay does not write. "
                         "Take an optimizer that counts steps on the device, or .eager()."
                     )
+            self._lr_groups = [
+                g for g in self._groups() if "lr" in g and not _is_on_device(g["lr"])
+            ]
+            numbers = [group["lr"] for group in self._lr_groups]
+            self._lrs = [float(lr) for lr in numbers]
+            kind = {"dtype": torch.float32, "device": self._device}
+            self._lr_tensors = [torch.tensor(lr, **kind) for lr in self._lrs]
+            for group, tensor in zip(self._lr_groups, self._lr_tensors, strict=True):
+                group["lr"] = tensor
             graph = self._captured(spec)
+            for group, number in zip(self._lr_groups, numbers, strict=True):
+                group["lr"] = number
             _refuse_change(entries, "during the capture")
-        except Exception:
+        except BaseException:
             self._clear_grads()  # they are memory of the graph
             for optimizer in self._optimizers:
                 if isinstance(optimizer, KernelStep):
@@ -242,13 +257,7 @@ class GraphedStep:
         self.graph = graph
 
     def _captured(self, spec: TreeSpec) -> torch.cuda.CUDAGraph:
-        self._lr_groups = [g for g in self._groups() if "lr" in g and not _is_on_device(g["lr"])]
-        numbers = [group["lr"] for group in self._lr_groups]
-        self._lrs = [float(lr) for lr in numbers]
-        kind = {"dtype": torch.float32, "device": self._device}
-        self._lr_tensors = [torch.tensor(lr, **kind) for lr in self._lrs]
-        for group, tensor in zip(self._lr_groups, self._lr_tensors, strict=True):
-            group["lr"] = tensor
+        """Return a graph of ``step_fn``, with the results in ``_results``."""
         torch.clear_autocast_cache()
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as one that pins batches, may go on.
@@ -271,17 +280,7 @@ class GraphedStep:
                 "tensor, a scaler with an optimizer that is not fused) cannot be captured; "
                 ".eager() runs it."
             ) from cause or error
-        finally:
-            for group, number in zip(self._lr_groups, numbers, strict=True):
-                group["lr"] = number
         return graph
-
-    def _send_lrs(self) -> None:
-        lrs = [float(group["lr"]) for group in self._lr_groups]
-        if lrs != self._lrs:  # two launches for any number of groups
-            torch._foreach_zero_(self._lr_tensors)
-            torch._foreach_add_(self._lr_tensors, lrs)
-            self._lrs = lrs
 
     # ---- the refusals --------------------------------------------------------------------------
 
@@ -354,8 +353,8 @@ def _refuse_change(entries: Iterable[_Entry], when: str) -> None:
             )
 
 
-def _refuse_leaves(args: Any, kwargs: Any) -> None:
-    """Refuse arguments that require gradients, which a replay would not fill."""
+def _refuse_leaf(args: Any, kwargs: Any) -> None:
+    """Raise for an argument that requires a gradient."""
     for path, leaf in tree_flatten_with_path((args, kwargs))[0]:
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             name = ("args", "kwargs")[path[0].idx] + keystr(path[1:])
@@ -378,7 +377,7 @@ def _is_on_device(lr: Any) -> bool:
 def _kind(leaf: Any) -> tuple[Any, ...]:
     """Return the properties of a tensor, or the type and value of a constant."""
     if isinstance(leaf, Tensor):
-        return leaf.dtype, leaf.shape, f"requires_grad={leaf.requires_grad}"
+        return leaf.dtype, leaf.shape
     if type(leaf).__hash__ is None:
         raise TypeError(
             f"make_graphed_step: arguments: expected tensors and constants, got a "

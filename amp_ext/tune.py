@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from amp_ext import _cache
 from amp_ext._library import _C
 from amp_ext._triton import is_interpreted, why_not_triton
-from amp_ext._warnings import warn
+from amp_ext.scaler.processes import is_distributed
 
 Candidate = tuple[str, int]
 """A backend, and one of its variants of a product."""
@@ -69,19 +70,19 @@ _known: dict[str, Table] = {}
 
 def load_table(device: str) -> Table:
     """Read the table of a device for C++, at the first product there."""
-    return _set_table(device, _cache.read(device, "products") or ())
+    return _set_table(device, _cache.read(device, "products"))
 
 
-def _set_table(device: str, record: Iterable[Any]) -> Table:
+def _set_table(device: str, record: Any) -> Table:
     """Set the table in C++, an empty one for a damaged record."""
     try:
-        entries = [(product, key, *choice) for product, key, *choice in record]
-        _C.set_measured(device, [entry[1:] for entry in entries])
-        _known[device] = {tuple(entry[1]): entry for entry in entries}
-    except (TypeError, ValueError):
+        table = {tuple(entry[1]): tuple(entry) for entry in record or ()}
+        _C.set_measured(device, [entry[1:] for entry in table.values()])
+    except (IndexError, TypeError, ValueError):
+        table = {}
         _C.set_measured(device, [])
-        _known[device] = {}
-    return _known[device]
+    _known[device] = table
+    return table
 
 
 def update_table(device: str, entries: Iterable[Entry]) -> None:
@@ -92,12 +93,12 @@ def update_table(device: str, entries: Iterable[Entry]) -> None:
     known, new = _known.get(device, {}), {tuple(entry[1]): entry for entry in entries}
 
     def merge(record: Any) -> list[Entry]:
-        return [*(known | _set_table(device, record or ()) | new).values()]
+        return [*(known | _set_table(device, record) | new).values()]
 
     is_written = _cache.update(device, "products", merge)
     _set_table(device, (known | _known[device] | new).values())
     if not is_written:
-        warn("amp_ext: cannot write measurements to the cache folder")
+        warnings.warn("amp_ext: cannot write measurements to the cache folder", stacklevel=2)
 
 
 # ---- all products ------------------------------------------------------------------------------
@@ -153,11 +154,8 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
 
 
 def _refuse_several_processes() -> None:
-    distributed = torch.distributed
-    is_distributed = distributed.is_available() and distributed.is_initialized()
-    if (is_distributed and distributed.get_world_size() > 1) or (
-        int(os.environ.get("WORLD_SIZE", "1")) > 1
-    ):
+    processes = torch.distributed.get_world_size() if is_distributed() else 1
+    if max(processes, int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise RuntimeError(
             "amp_ext.tune: the processes of a distributed training would choose differently; "
             "measure in one process before it, such as with: python -m amp_ext tune SCRIPT"
@@ -229,7 +227,7 @@ def _measure(
             right = _right_candidates(product, trial, candidates, deadline)
             return _interleaved(trial, right, device.type, deadline) if len(right) > 1 else {}
         except RuntimeError as error:  # most likely out of memory
-            warn(f"amp_ext.tune: {product}: not measured: {error}")
+            warnings.warn(f"amp_ext.tune: {product}: not measured: {error}", stacklevel=2)
             return {}
 
 
@@ -248,12 +246,13 @@ def _right_candidates(
         except Exception as error:  # of any type, as when a Triton kernel does not compile
             # The same text for all products, so that it is shown once.
             problem = str(error).partition("\n")[0]
-            warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}")
+            warnings.warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}", stacklevel=2)
             continue
         if is_right:
             right.append(candidate)
         else:
-            warn(f"amp_ext.tune: left out: {candidate}: wrong results of {product}")
+            text = f"amp_ext.tune: left out: {candidate}: wrong results of {product}"
+            warnings.warn(text, stacklevel=2)
     return right
 
 

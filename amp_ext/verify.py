@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +21,6 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from amp_ext import _cache, ops
 from amp_ext._library import _C
-from amp_ext._warnings import warn
 from amp_ext.ops._op import Case
 from amp_ext.ops.gemm import product_cases
 
@@ -93,7 +94,7 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
             )
         if text not in _warned:
             _warned.add(text)
-            warn(f"amp_ext: {text}", RuntimeWarning)
+            warnings.warn(f"amp_ext: {text}", RuntimeWarning, stacklevel=2)
     return not result.failure
 
 
@@ -123,8 +124,7 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
     The active backend has all of its families, the Triton kernels beside it the known ones.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for device in ("cpu", *(f"cuda:{index}" for index in range(gpus))):
+    for device in _cache.devices():
         try:
             backend = _C.choose("amp_ext", device.partition(":")[0])
             kernels = _C.gemm_kernels(backend, device)
@@ -159,19 +159,13 @@ def verify_family(backend: str, family: str, device: str) -> Result | None:
     Returns None without a result: the memory is too little, another thread captures a graph, or an
     earlier error has ended the use of the device.
     """
-    outcome: list[Result | None] = []
-
-    def work() -> None:
-        outcome.append(_outcome(backend, family, torch.device(device)))
-
     # A thread of its own has none of the caller's modes: autocast, inference, default device,
     # stream, dispatch keys.
-    thread = threading.Thread(target=work, name="amp_ext verification", daemon=True)
-    thread.start()
-    thread.join()
-    if outcome[0] is not None:
-        _remember(f"{backend} {family}", device, outcome[0])
-    return outcome[0]
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(_outcome, backend, family, torch.device(device)).result()
+    if result is not None:
+        _remember(f"{backend} {family}", device, result)
+    return result
 
 
 def _outcome(backend: str, family: str, device: torch.device) -> Result | None:
@@ -189,7 +183,7 @@ def _outcome(backend: str, family: str, device: torch.device) -> Result | None:
             return None
         for case in cases(family, backend):
             what = f"{case.op}, {case.what}"
-            _compare(case, device)
+            compare(case, device)
         return Result("", today)
     except WrongResult as error:
         return Result(f"{what}: {error}", today)
@@ -213,7 +207,7 @@ def _has_failed(device: torch.device) -> bool:
     return False
 
 
-def _compare(case: Case, device: torch.device) -> None:
+def compare(case: Case, device: torch.device) -> None:
     """Raise WrongResult where results differ, or the memory that the arguments view."""
 
     def call(function: Any, device: torch.device) -> dict[str, Any]:

@@ -39,9 +39,11 @@ def install(*, scaler: bool = False) -> None:
             instance of them. Existing scalers stay torch's, and so do scalers of subclasses, such
             as ``ShardedGradScaler``. New scalers stay ours after :func:`uninstall`.
     """
+    global _our_init
     with _lock:
-        if scaler:
-            _install_scaler()
+        if scaler and (_our_init is None or TorchsScaler.__init__ is not _our_init):
+            _our_init = _become_ours(TorchsScaler.__init__)
+            TorchsScaler.__init__ = _our_init
         _C.install()
 
 
@@ -50,29 +52,18 @@ def uninstall() -> None:
 
     Regions of :class:`amp_ext.autocast` keep working.
     """
+    global _our_init
     with _lock:
-        _uninstall_scaler()
+        # A constructor that other code has put around ours stays, and makes torch's scalers.
+        if _our_init is not None and TorchsScaler.__init__ is _our_init:
+            TorchsScaler.__init__ = _our_init.__wrapped__  # type: ignore[attr-defined]
+        _our_init = None
         _C.uninstall()
 
 
 def is_installed() -> bool:
     """Return whether :func:`install` is in effect."""
     return _C.is_installed()
-
-
-def _install_scaler() -> None:
-    global _our_init
-    if _our_init is None or TorchsScaler.__init__ is not _our_init:
-        _our_init = _become_ours(TorchsScaler.__init__)
-        TorchsScaler.__init__ = _our_init
-
-
-def _uninstall_scaler() -> None:
-    global _our_init
-    # A constructor that other code has put around ours stays, and makes torch's scalers.
-    if _our_init is not None and TorchsScaler.__init__ is _our_init:
-        TorchsScaler.__init__ = _our_init.__wrapped__  # type: ignore[attr-defined]
-    _our_init = None
 
 
 def _become_ours(torchs_init: Callable[..., None]) -> Callable[..., None]:

@@ -17,7 +17,6 @@ from torch._C import _is_any_autocast_enabled
 from torch.compiler import is_compiling
 
 from amp_ext._library import _C
-from amp_ext._warnings import torchs_region
 
 _MARK = _C.REGION_MARK  # a device type: autocast is enabled for it in a region of ours
 _override_autocast = ops.amp_ext._override_autocast.default
@@ -65,7 +64,7 @@ class autocast:
         _check_type("enabled", enabled, (bool,))
         _check_type("cache_enabled", cache_enabled, (bool, NoneType))
         self._arguments = (device_type, dtype, enabled, cache_enabled)
-        self._region = None if is_compiling() else torchs_region(*self._arguments)
+        self._region = None if is_compiling() else torchs_autocast(*self._arguments)
 
     def __getattr__(self, name: str) -> Any:
         """Return ``device``, ``fast_dtype`` and the other attributes of ``torch.autocast``."""
@@ -75,7 +74,7 @@ class autocast:
 
     def _torchs_region(self) -> torchs_autocast:
         if self._region is None:  # it was made in a compiled function
-            self._region = torchs_region(*self._arguments)
+            self._region = torchs_autocast(*self._arguments)
         return self._region
 
     def __enter__(self) -> "autocast":

@@ -79,12 +79,6 @@ def device_type_of(module: nn.Module, arguments: Any = ()) -> str:
     return next((leaf.device.type for leaf in tensors if isinstance(leaf, Tensor)), "cpu")
 
 
-def _region(dtype: torch.dtype, device_type: str) -> autocast:
-    if dtype == torch.float32:
-        return autocast(device_type, enabled=False)
-    return autocast(device_type, dtype)
-
-
 @functools.cache
 def _casting(cls: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass with casts in its forward."""
@@ -97,7 +91,8 @@ def _casting(cls: type[nn.Module]) -> type[nn.Module]:
         if casts.region is None:
             outputs = cls.forward(self, *args, **kwargs)
         else:
-            with _region(casts.region, device_type_of(self, (args, kwargs))):
+            half = casts.region if casts.region in HALVES else None
+            with autocast(device_type_of(self, (args, kwargs)), half, half is not None):
                 outputs = cls.forward(self, *args, **kwargs)
         return outputs if casts.outputs is None else casts.outputs(outputs)
 

@@ -7,7 +7,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_ext.scaler import GradScaler
-from amp_ext.scaler.parameters import params_of
+from amp_ext.scaler.optimizers import params_of
 
 
 def with_gradients(optimizer: Optimizer) -> list[Tensor]:

@@ -1,10 +1,10 @@
-"""Extend the precision plugin of Lightning's Trainer, under any name of its package."""
+"""Extend Fabric and the precision plugins of Lightning, under any names of the packages."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from amp_ext.autocast import autocast
@@ -30,9 +30,11 @@ class WithScaler:
         super().__init__(precision, device, None if precision == "bf16-mixed" else scaler)
         self.scaler = scaler  # Lightning refuses one for bfloat16
 
-    def _region(self) -> autocast:
+    def forward_context(self) -> autocast:
         is_bfloat16 = self.precision == "bf16-mixed"
         return autocast(self.device, torch.bfloat16 if is_bfloat16 else torch.float16)
+
+    autocast_context_manager = forward_context  # the Trainer's name
 
 
 class InTrainer(WithScaler):
@@ -65,10 +67,42 @@ class InTrainer(WithScaler):
         self.scaler.update()
         return result
 
-    def autocast_context_manager(self) -> autocast:
-        return self._region()
-
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer within Lightning's, as in manual optimization and Fabric."""
     return optimizer.optimizer if hasattr(optimizer, "_strategy") else optimizer
+
+
+class InFabric(WithScaler):
+    __doc__ = WithScaler.__doc__
+
+    def unscale_gradients(self, optimizer: Optimizer) -> None:
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:
+        check_alone(self.scaler, optimizer)
+        return super().optimizer_step(optimizer, **kwargs)
+
+
+class ClipsByScaler:
+    """``Fabric`` with norms clipped by the scaler of its plugin."""
+
+    def clip_gradients(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        clip_val: float | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool | None = None,
+    ) -> Tensor | None:
+        """Clip as Lightning, with error_if_nonfinite False by default where the scaler clips."""
+        plugin = self.strategy.precision
+        by_norm = clip_val is None and max_norm is not None and norm_type == 2
+        if by_norm and isinstance(plugin, InFabric) and plugin.scaler is not None:
+            return plugin.scaler.clip_grad_norm_(
+                unwrapped(optimizer), max_norm, error_if_nonfinite=bool(error_if_nonfinite)
+            )
+        options = {} if error_if_nonfinite is None else {"error_if_nonfinite": error_if_nonfinite}
+        return super().clip_gradients(module, optimizer, clip_val, max_norm, norm_type, **options)

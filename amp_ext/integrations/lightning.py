@@ -8,8 +8,7 @@ import lightning
 from lightning.fabric.plugins import MixedPrecision as _FabricMixedPrecision
 from lightning.pytorch.plugins import MixedPrecision as _MixedPrecision
 
-from amp_ext.integrations._fabric import ClipsByScaler, InFabric
-from amp_ext.integrations._lightning import InTrainer
+from amp_ext.integrations._lightning import ClipsByScaler, InFabric, InTrainer
 
 __all__ = ["Fabric", "FabricMixedPrecision", "MixedPrecision"]
 

@@ -7,8 +7,7 @@ import lightning_fabric
 from lightning_fabric.plugins import MixedPrecision as _FabricMixedPrecision
 from pytorch_lightning.plugins import MixedPrecision as _MixedPrecision
 
-from amp_ext.integrations._fabric import ClipsByScaler, InFabric
-from amp_ext.integrations._lightning import InTrainer
+from amp_ext.integrations._lightning import ClipsByScaler, InFabric, InTrainer
 
 __all__ = ["Fabric", "FabricMixedPrecision", "MixedPrecision"]
 

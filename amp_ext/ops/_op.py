@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from amp_ext import _library  # noqa: F401  (loads the C++ implementations)
 
@@ -111,8 +110,3 @@ def cases(op: Any) -> Callable[[Cases], Cases]:
         return generator
 
     return attach
-
-
-def example(op: Any, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Return new arguments of an op, on a device."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device), next(op.cases()).arguments)

@@ -1,7 +1,5 @@
 """Multiply DTensors, as under tensor parallelism: each rank multiplies its own shards."""
 
-from collections.abc import Callable
-from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -106,18 +104,10 @@ def _register(tensor: ModuleType) -> None:
             "DTensors, and so do linear, mlp and gated_mlp outside of torch.inference_mode()"
         )
 
-    def handle(op: str, rule: Callable[..., Any]) -> None:
-        torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, rule)
-        with suppress(AttributeError):  # an older torch looks only there
-            handlers = DTensor._op_dispatcher._custom_op_handlers
-            handlers[getattr(torch.ops.amp_ext, op).default] = lambda func, args, kwargs: rule(
-                DTensor, func, (), args, kwargs
-            )
-
     for op in ("gemm", "gemm_with_aux", "gemm_times_derivative"):
-        handle(op, multiply)
+        torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, multiply)
     for op in ("gemm_accumulate_", "mlp", "gated_mlp"):  # the latter two are gemms to autograd
-        handle(op, refuse)
+        torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, refuse)
 
 
 when_imported("torch.distributed.tensor", _register)

@@ -306,8 +306,6 @@ def update_scale_(
         found_infs: float32 tensors of 1 element, at least one.
         growth_factor: multiplies the scale once the tracker has reached ``growth_interval``, unless
             the result is infinite.
-        hysteresis: the number of consecutive overflows before the scale backs off; each overflow
-            after them backs off again.
         min_scale: a backoff stops here; the smallest normal float32 (2**-126) when None.
         max_scale: a growth stops here; no limit when None.
         hysteresis: how many consecutive overflows it takes before the scale backs off; each

@@ -10,12 +10,10 @@ from amp_ext.optim.optimizers import SGD, Adam, AdamW
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
-# Dynamo does not trace optimizers and scalers, as it does not trace torch.amp.grad_scaler.
-_UNTRACED = ("amp_ext.optim", "amp_ext.scaler")
-
 
 def _leave_untraced(dynamo: Any) -> None:
-    for name in _UNTRACED:
+    """Keep Dynamo from tracing optimizers and scalers, as it does not trace torch's."""
+    for name in ("amp_ext.optim", "amp_ext.scaler"):
         dynamo.trace_rules.add(name)
 
 

@@ -131,11 +131,6 @@ class KernelStep(Optimizer):
         is_hooked = not all(getattr(hook, "_counts_steps", False) for hook in hooks)
         return is_hooked or _unwrapped(self.step) is not KernelStep.step
 
-    @property
-    def _is_fused(self) -> bool:
-        """Return whether torch's step of all groups takes ``grad_scale`` and ``found_inf``."""
-        return all(group.get("fused") for group in self.param_groups)
-
     def _why_not(self) -> str | None:
         """Return why kernels cannot make the step of the present gradients, or None."""
         return self._why_options() or self._kernels().why_not(self.param_groups)
@@ -339,11 +334,11 @@ def _unwrapped(step: Any) -> Any:
         step = step.__wrapped__
 
 
+@dataclass
 class _AsSaved:
     """Hide a tensor of a checkpoint from torch's casts."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    tensor: Tensor
 
 
 def _keep_as_saved(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -43,17 +43,19 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_ext._library import _C
-from amp_ext._warnings import torchs_warnings
 from amp_ext.optim._step import KernelStep, StepScalars
 from amp_ext.scaler.checkpoint import check_bounds, checked_count
+from amp_ext.scaler.loss_scale import combined
 from amp_ext.scaler.optimizers import (
     Handover,
+    OrParameters,
+    Parameters,
     handover_of,
+    params_of,
     params_without_momentum,
     takes_scaler,
     zero_momentum,
 )
-from amp_ext.scaler.parameters import OrParameters, Parameters, params_of
 from amp_ext.scaler.processes import (
     Reduction,
     check_split,
@@ -131,10 +133,9 @@ class GradScaler(ScalerState):
         process_group: ProcessGroup | None = None,
     ) -> None:
         # super() is wrong: the base of amp_ext.cuda.amp's scaler has torch.cuda.amp's arguments.
-        with torchs_warnings():
-            TorchsScaler.__init__(
-                self, device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
-            )
+        TorchsScaler.__init__(
+            self, device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+        )
         check_bounds(min_scale, max_scale, skip_above_norm)
         if max_consecutive_skips is not None:
             max_consecutive_skips = checked_count("max_consecutive_skips", max_consecutive_skips)
@@ -149,7 +150,9 @@ class GradScaler(ScalerState):
         self._allow_fp16_grads = allow_fp16_grads
         self._allow_no_grads = allow_no_grads
         self._per_optimizer_states = defaultdict(StepState)
-        self._init_state()
+        self._last_states = {}
+        self._numbers = None
+        self._init_hysteresis_tracker, self._init_skipped_steps = self._hysteresis, 0
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Unscale an optimizer's gradients, as ``torch.amp.GradScaler.unscale_`` does.
@@ -232,18 +235,17 @@ class GradScaler(ScalerState):
         self._unscale_rest(target, state)
         if not is_l2 or self._is_overridden:
             self._unscale_once(target, state)
-        handover, reduction, result = self._handover(target), self._reduction(target), None
-        if is_l2:
-            result = self._run_pass(
-                target,
-                state,
-                "clip" if handover is Handover.HOST else "norm",
-                reduction,
-                max_norm=float(max_norm),
-                error_if_nonfinite=error_if_nonfinite,
-                written=handover is not Handover.KERNELS,
-            )
-        if result is not None:
+        handover, reduction = self._handover(target), self._reduction(target)
+        result = is_l2 and self._run_pass(
+            target,
+            state,
+            "clip" if handover is Handover.HOST else "norm",
+            reduction,
+            max_norm=float(max_norm),
+            error_if_nonfinite=error_if_nonfinite,
+            written=handover is not Handover.KERNELS,
+        )
+        if result:
             norm = result[1]
             state.record_clip(norm, float(max_norm), handover)
         else:
@@ -433,7 +435,7 @@ class GradScaler(ScalerState):
         if state.found_infs:
             return
         if self._allow_no_grads:
-            state.found_infs[self._scale.device] = self._combined_found_inf([])
+            state.found_infs[self._scale.device] = combined([], self._scale.device)
         elif state.handover is not Handover.FOUND_INF or any(
             param.grad is not None for param in params_of(optimizer)
         ):  # torch's fused step without any gradients does nothing
@@ -444,7 +446,7 @@ class GradScaler(ScalerState):
     ) -> float | None:
         """Call a step with kernels that unscale, clip and skip."""
         optimizer._step_scalars = StepScalars(
-            self._combined_found_inf(state.skip_flags()),
+            combined(state.skip_flags(), self._scale.device),
             self._step_numbers().inv_scale if state.is_scaled else None,
             state.norm,
             state.max_norm,
@@ -464,7 +466,7 @@ class GradScaler(ScalerState):
             divisors.append((state.norm + 1e-6).div_(state.max_norm).clamp_(min=1.0))
         if getattr(optimizer, "grad_scale", None) is not None:
             divisors.append(optimizer.grad_scale)
-        found_inf = self._combined_found_inf(state.skip_flags())
+        found_inf = combined(state.skip_flags(), self._scale.device)
         optimizer.grad_scale = functools.reduce(operator.mul, divisors) if divisors else None
         optimizer.found_inf = found_inf
         params, known = params_without_momentum(optimizer), len(optimizer.state)

@@ -1,7 +1,7 @@
-"""Decide on the hand-over of a step to an optimizer."""
+"""Read the parameters of optimizers, and decide on the hand-over of a step."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -10,6 +10,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from amp_ext.optim._step import KernelStep
+
+OrParameters = torch.optim.Optimizer | Tensor | Iterable[Tensor]
+
+
+class Parameters:
+    """Group parameters as an optimizer does."""
+
+    def __init__(self, source: Tensor | Iterable[Tensor]) -> None:
+        params = [source] if isinstance(source, Tensor) else source
+        self.param_groups = [{"params": list({id(param): param for param in params}.values())}]
+
+
+def params_of(optimizer: Any) -> Iterator[Tensor]:
+    """Iterate over the parameters of all groups."""
+    return (param for group in optimizer.param_groups for param in group["params"])
 
 
 class Handover(Enum):
@@ -27,10 +42,12 @@ def handover_of(optimizer: Any) -> Handover:
             return Handover.HOST
         if optimizer._why_not() is None:
             return Handover.KERNELS
-        return Handover.FOUND_INF if optimizer._is_fused else Handover.HOST
+        # torch's step of these groups takes grad_scale and found_inf.
+        is_fused = all(group.get("fused") for group in optimizer.param_groups)
+        return Handover.FOUND_INF if is_fused else Handover.HOST
     takes_found_inf = getattr(optimizer, "_step_supports_amp_scaling", False)
-    is_host = not takes_found_inf or takes_scaler(optimizer)
-    return Handover.HOST if is_host else Handover.FOUND_INF
+    is_fused = takes_found_inf and not takes_scaler(optimizer)
+    return Handover.FOUND_INF if is_fused else Handover.HOST
 
 
 def takes_scaler(optimizer: Any) -> bool:

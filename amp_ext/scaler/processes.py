@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
-from amp_ext.scaler.parameters import params_of
+from amp_ext.scaler.optimizers import params_of
 
 Sharding = tuple[Any, tuple[Any, ...]] | str | None
 """The mesh and the placements of DTensors, ``"fsdp"`` for parameters that FSDP1 has flattened, else
@@ -147,11 +148,7 @@ def _replicas(sharding: Sharding) -> int:
     if not isinstance(sharding, tuple):
         return 1
     mesh, placements = sharding
-    replicas = 1
-    for dim, placement in enumerate(placements):
-        if placement.is_replicate():
-            replicas *= mesh.size(dim)
-    return replicas
+    return prod(mesh.size(dim) for dim, place in enumerate(placements) if place.is_replicate())
 
 
 def check_split(optimizer: Any, is_expected: bool) -> None:

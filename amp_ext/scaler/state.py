@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor
 from torch.amp import GradScaler as TorchsScaler
 from torch.optim import Optimizer
 
 from amp_ext.scaler.checkpoint import OWN_ENTRY, checked_state
 from amp_ext.scaler.loss_scale import Arriving, LossScale, combined
-from amp_ext.scaler.parameters import Parameters
+from amp_ext.scaler.optimizers import Parameters
 from amp_ext.scaler.report import NamedParameters, OverflowReport, report_on
 from amp_ext.scaler.step_state import StepState
 
@@ -29,12 +28,10 @@ class ScalerState(TorchsScaler):
     _hysteresis: int
     _max_consecutive_skips: int | None
     _skip_above_norm: float | None
-
-    def _init_state(self) -> None:
-        self._init_hysteresis_tracker = self._hysteresis
-        self._init_skipped_steps = 0
-        self._numbers: LossScale | None = None
-        self._last_states: dict[int, StepState] = {}  # of the step that update() has closed
+    _init_hysteresis_tracker: int
+    _init_skipped_steps: int
+    _numbers: LossScale | None
+    _last_states: dict[int, StepState]  # of the step that update() has closed
 
     def set_growth_interval(self, new_interval: int) -> None:
         """Set the growth interval, as ``torch.amp.GradScaler.set_growth_interval``."""
@@ -102,7 +99,7 @@ class ScalerState(TorchsScaler):
         state = self._last_states.get(id(optimizer))
         if state is None or state.skipped is not None or not (flags := state.skip_flags()):
             return None
-        return Arriving(self._combined_found_inf(flags))
+        return Arriving(combined(flags, self._scale.device))
 
     def overflow_report(self, named_parameters: NamedParameters | None = None) -> OverflowReport:
         """Report the gradients that are not finite, after an overflow.
@@ -126,9 +123,6 @@ class ScalerState(TorchsScaler):
         # Optimizers come last, for their names of parameters.
         targets.sort(key=lambda target: not isinstance(target, Parameters))
         return report_on(targets, named_parameters)
-
-    def _combined_found_inf(self, flags: Iterable[Tensor]) -> Tensor:
-        return combined(flags, self._scale.device)
 
     def _check_skips(self) -> None:
         """Raise after max_consecutive_skips skipped steps, in a read that waits anyway.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
-from amp_ext.scaler.optimizers import Handover
-from amp_ext.scaler.parameters import Parameters, params_of
+from amp_ext.scaler.optimizers import Handover, Parameters, params_of
 
 
 class StepState(dict[str, Any]):

@@ -1,9 +1,9 @@
 """Apex's amp: initialize, scale_loss, and the state of the loss scales."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from amp_ext._warnings import warn
 from amp_ext.compat import casting
 from amp_ext.compat.apex import optimizers as _optimizers
 from amp_ext.compat.apex.scaler import LossScaler, from_grad_scaler, to_grad_scaler
 from amp_ext.compat.casting import FLOATS, HALVES, Cast, Casts
 from amp_ext.scaler import GradScaler
-from amp_ext.scaler.parameters import params_of
+from amp_ext.scaler.optimizers import params_of
 
 __all__ = [
     "initialize",
@@ -205,13 +204,9 @@ def _cast_model(model: nn.Module, options: Options) -> None:
     for module in model.modules() if dtype else ():
         is_batchnorm = isinstance(module, _BatchNorm) and module.affine
         if not is_batchnorm or options.keep_batchnorm_fp32 in (False, "False"):
-            module._apply(partial(_cast_float, dtype), recurse=False)
+            module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x, recurse=False)
         if dtype in HALVES:
             module.register_state_dict_post_hook(_save_float32)
-
-
-def _cast_float(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _save_float32(module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
@@ -309,9 +304,10 @@ def load_state_dict(state_dict: Mapping[str, Any]) -> None:
     """
     _initialized("load_state_dict")
     if len(state_dict) != len(_State.scalers):
-        warn(
+        warnings.warn(
             f"amp.load_state_dict: the state is of {len(state_dict)} losses, amp.initialize was "
-            f"given num_losses={len(_State.scalers)}: the first ones are loaded"
+            f"given num_losses={len(_State.scalers)}: the first ones are loaded",
+            stacklevel=2,
         )
     states = [to_grad_scaler(state) for state in state_dict.values()]
     for state in states:

@@ -13,7 +13,7 @@ from amp_ext import ops, optim
 from amp_ext.compat.apex.scaler import LossScaler
 from amp_ext.compat.casting import HALVES
 from amp_ext.optim._step import KernelStep, Storage
-from amp_ext.scaler.parameters import params_of
+from amp_ext.scaler.optimizers import params_of
 
 _WITH_MASTERS = {
     torch.optim.Adam: optim.Adam,

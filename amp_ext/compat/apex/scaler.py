@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_ext.scaler import GradScaler
+from amp_ext.scaler.loss_scale import combined
 
 
 class LossScaler(GradScaler):
@@ -50,7 +50,7 @@ class LossScaler(GradScaler):
             self.unscale_(optimizer)
             flags += self._found_inf_per_device(optimizer).values()
         # A copy, since update() takes the memory of the flags back.
-        found_inf = torch.stack([flag.reshape(()).to(flags[0].device) for flag in flags]).amax()
+        found_inf = combined(flags, self._scale.device).clone()
         self.update()
         return found_inf
 

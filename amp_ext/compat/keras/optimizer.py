@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from amp_ext.scaler import GradScaler
-from amp_ext.scaler.parameters import params_of
+from amp_ext.scaler.optimizers import params_of
 
 _SCALE = "loss_scale"
 
