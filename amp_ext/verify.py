@@ -89,8 +89,9 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
         if result.day:
             text = (
                 f"{kernels} did not pass their verification on {device} "
-                f"({_cache.device_name(device)}): {result.failure}; {instead}. Please report what "
-                "`python -m amp_ext verify` prints; it also tries again."
+                f"({_cache.device_name(device)}): {result.failure}; {instead}. Please report it as "
+                "an issue of amp_ext's repository, with the output of `python -m amp_ext verify`, "
+                "which also tries again."
             )
         if text not in _warned:
             _warned.add(text)
