@@ -11,6 +11,9 @@ import json
 import os
 import platform
 import re
+import stat
+import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -20,6 +23,11 @@ from typing import Any
 import torch
 
 from amp_ext._triton import triton_version
+
+MAX_BYTES = 16 << 20
+"""Larger files are neither read nor written."""
+LOCK_SECONDS = 10.0
+"""The longest wait for another process, such as a stopped one."""
 
 Part = Any
 """A part of a record: a value of JSON, or None."""
@@ -33,15 +41,23 @@ def read(device: str, part: str) -> Part:
 def update(device: str, part: str, change: Callable[[Part], Part]) -> bool:
     """Replace a part of a device's record, whole or not at all.
 
-    Returns False if the folder is not writable.
+    Returns False if the new record is too large or the folder is not writable.
     """
     with _locked():
         record = _read(device) | {"identity": _identity(device)}
-        record[part] = change(record.get(part))
+        text = json.dumps({**record, part: change(record.get(part))}, indent=1)
+        if len(text) > MAX_BYTES:
+            return False
         try:
-            unfinished = path(device).with_suffix(f".{os.getpid()}")
-            unfinished.write_text(json.dumps(record, indent=1))
-            unfinished.replace(path(device))
+            folder().mkdir(parents=True, exist_ok=True)
+            descriptor, unfinished = tempfile.mkstemp(dir=folder())
+            try:
+                with open(descriptor, "w") as file:
+                    file.write(text)
+                os.replace(unfinished, path(device))
+            except BaseException:
+                os.unlink(unfinished)
+                raise
         except (OSError, RuntimeError):
             return False
         return True
@@ -110,7 +126,13 @@ def _identity(device: str) -> str:
 
 def _read(device: str) -> dict[str, Part]:
     try:
-        record = json.loads(path(device).read_text())
+        # Opening a FIFO would wait for a writer.
+        descriptor = os.open(path(device), os.O_RDONLY | os.O_NONBLOCK)
+        with open(descriptor) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+                return {}
+            record = json.load(file)
     except (OSError, RuntimeError, ValueError):
         return {}
     is_own = isinstance(record, dict) and record.get("identity") == _identity(device)
@@ -121,8 +143,16 @@ def _read(device: str) -> dict[str, Part]:
 def _locked() -> Iterator[None]:
     """Exclude other threads and processes, if the file system has locks."""
     with contextlib.ExitStack() as stack:
-        # The folder or locks may be missing, as on some mounts of Lustre.
-        with contextlib.suppress(OSError, RuntimeError):
+        try:
             folder().mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(open(folder() / "lock", "a")), fcntl.LOCK_EX)
+            descriptor = os.open(folder() / "lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+            stack.callback(os.close, descriptor)
+            deadline = time.monotonic() + LOCK_SECONDS
+            while time.monotonic() < deadline:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.002)
+        except (OSError, RuntimeError):
+            pass  # the folder or locks are missing, as on some mounts of Lustre
         yield

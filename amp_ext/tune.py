@@ -12,7 +12,6 @@ import os
 import runpy
 import sys
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from amp_ext import _cache
 from amp_ext._library import _C
 from amp_ext._triton import is_interpreted, why_not_triton
+from amp_ext._warnings import warn
 from amp_ext.scaler.processes import is_distributed
 
 Candidate = tuple[str, int]
@@ -98,7 +98,7 @@ def update_table(device: str, entries: Iterable[Entry]) -> None:
     is_written = _cache.update(device, "products", merge)
     _set_table(device, (known | _known[device] | new).values())
     if not is_written:
-        warnings.warn("amp_ext: cannot write measurements to the cache folder", stacklevel=2)
+        warn("amp_ext: cannot write measurements to the cache folder")
 
 
 # ---- all products ------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _measure(
             right = _right_candidates(product, trial, candidates, deadline)
             return _interleaved(trial, right, device.type, deadline) if len(right) > 1 else {}
         except RuntimeError as error:  # most likely out of memory
-            warnings.warn(f"amp_ext.tune: {product}: not measured: {error}", stacklevel=2)
+            warn(f"amp_ext.tune: {product}: not measured: {error}")
             return {}
 
 
@@ -246,13 +246,12 @@ def _right_candidates(
         except Exception as error:  # of any type, as when a Triton kernel does not compile
             # The same text for all products, so that it is shown once.
             problem = str(error).partition("\n")[0]
-            warnings.warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}", stacklevel=2)
+            warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}")
             continue
         if is_right:
             right.append(candidate)
         else:
-            text = f"amp_ext.tune: left out: {candidate}: wrong results of {product}"
-            warnings.warn(text, stacklevel=2)
+            warn(f"amp_ext.tune: left out: {candidate}: wrong results of {product}")
     return right
 
 

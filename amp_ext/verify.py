@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from amp_ext import _cache, ops
 from amp_ext._library import _C
+from amp_ext._warnings import warn
 from amp_ext.ops._op import Case
 from amp_ext.ops.gemm import product_cases
 
@@ -89,12 +89,13 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
         if result.day:
             text = (
                 f"{kernels} did not pass their verification on {device} "
-                f"({_cache.device_name(device)}): {result.failure}; {instead}. Please report what "
-                "`python -m amp_ext verify` prints; it also tries again."
+                f"({_cache.device_name(device)}): {result.failure}; {instead}. Please report it as "
+                "an issue of amp_ext's repository, with the output of `python -m amp_ext verify`, "
+                "which also tries again."
             )
         if text not in _warned:
             _warned.add(text)
-            warnings.warn(f"amp_ext: {text}", RuntimeWarning, stacklevel=2)
+            warn(f"amp_ext: {text}", RuntimeWarning)
     return not result.failure
 
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,29 @@ def test_a_damaged_or_foreign_file_is_no_table(
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
 
 
+def test_a_fifo_is_no_table(file: Path) -> None:
+    """A FIFO at the table's path neither blocks a process nor outlives the next measurement."""
+    file.parent.mkdir()
+    os.mkfifo(file)
+    reader = threading.Thread(target=tune.load_table, args=("cpu",))
+    reader.start()
+    reader.join(10)
+    if is_blocked := reader.is_alive():
+        os.close(os.open(file, os.O_WRONLY))
+    reader.join()
+    assert not is_blocked
+    product = noted(ops.gemm, *small_products())
+    tune.update_table("cpu", [entry(product, "cpu", 2)])
+    assert tuple(product.key) in tune.load_table("cpu")
+
+
+def test_a_huge_file_is_no_table(file: Path) -> None:
+    file.parent.mkdir()
+    file.touch()
+    os.truncate(file, 1 << 42)
+    assert not tune.load_table("cpu")
+
+
 @pytest.mark.parametrize("cache", ["relative/cache", ""], ids=["relative", "empty"])
 def test_a_cache_folder_without_an_absolute_path_is_the_default(
     cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -273,6 +297,15 @@ def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.Monke
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
     assert len(tune.load_table("cpu")) == 160
     assert len(verify.known("cpu")) == 40
+
+
+def test_a_lock_that_is_never_released_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process may hold the lock; the measurement is still written."""
+    monkeypatch.setattr(_cache, "LOCK_SECONDS", 0.01)
+    product = noted(ops.gemm, *small_products())
+    with _cache._locked():
+        tune.update_table("cpu", [entry(product, "cpu", 2)])
+    assert len(tune.load_table("cpu")) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

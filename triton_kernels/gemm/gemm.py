@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from amp_ext.triton_kernels.gemm.kernel import Form, Kind, constant, gemm_kernel
 from amp_ext.triton_kernels.gemm.plan import Device, Tile, plans
-from amp_ext.triton_kernels.launch import INTERPRETED_MULTIPROCESSORS, launch
+from amp_ext.triton_kernels.launch import INTERPRETED_MULTIPROCESSORS, launch, multiprocessors
 from amp_ext.triton_kernels.numerics import INTERPRETED
 
 DTYPES = (tl.float32, tl.float16, tl.bfloat16, tl.float64)
@@ -83,14 +83,11 @@ class TensorMap(NamedTuple):
     block_shape: list[int]
 
     def at(self, address: int) -> TensorDescriptor:
-        """Return the descriptor, without its constructor's checks at every launch."""
+        base: Any = SimpleNamespace(data_ptr=lambda: address, dtype=self.dtype)
         if INTERPRETED.value:
             memory = (ctypes.c_char * 16).from_address(address)
-            return TensorDescriptor(torch.frombuffer(memory, dtype=self.dtype), *self[1:])
-        found = TensorDescriptor.__new__(TensorDescriptor)
-        base = SimpleNamespace(data_ptr=lambda: address, dtype=self.dtype)
-        found.__dict__.update(self._asdict(), base=base)
-        return found
+            base = torch.frombuffer(memory, dtype=self.dtype)
+        return TensorDescriptor(base, *self[1:])
 
 
 class Product:
@@ -99,7 +96,7 @@ class Product:
     Attributes:
         scratch_bytes: the size of its scratch memory.
         tickets: the number of its counters, which are 0 before and after.
-        is_compiled: whether its kernel has been launched before.
+        compiled: the kernel; None before the first launch.
     """
 
     def __init__(
@@ -119,37 +116,29 @@ class Product:
         self.programs, self.maps, self.form = programs, maps, form
         self.options = {"num_warps": tile.warps, "num_stages": tile.stages}
         self._device, self._constant = device, (*numbers, form)
-        self._compiled: Any = None
-
-    @property
-    def is_compiled(self) -> bool:
-        return self._compiled is not None
+        self.compiled: Any = None
 
     def __call__(self, *values: float) -> None:
         """Launch the product with the kernel's parameters from scratch to beta."""
         a_map, b_map = self.maps
         maps = (a_map and a_map.at(values[3]), b_map and b_map.at(values[4]))
         arguments = (*values, *maps, *self._constant)
-        if self._compiled is None:
-            self._compiled = gemm_kernel[(self.programs,)](*arguments, **self.options)
+        if self.compiled is None:
+            self.compiled = gemm_kernel[(self.programs,)](*arguments, **self.options)
         else:
             stream = driver.active.get_current_stream(self._device)
-            launch(self._compiled, self.programs, stream, arguments)
+            launch(self.compiled, self.programs, stream, arguments)
 
 
 @functools.lru_cache(4096)
 def gemm(index: int, *arguments: Any) -> Product:
     """Return the launch of a product on a device; `product` describes the other arguments."""
-    return product(_device(index), index, *arguments)
-
-
-@functools.cache
-def _device(index: int) -> Device:
     if INTERPRETED.value:
-        return Device(0, INTERPRETED_MULTIPROCESSORS)
-    properties = torch.cuda.get_device_properties(index)
-    capability = 10 * properties.major + properties.minor
-    return Device(capability, properties.multi_processor_count)
+        device = Device(0, INTERPRETED_MULTIPROCESSORS)
+    else:
+        major, minor = torch.cuda.get_device_capability(index)
+        device = Device(10 * major + minor, multiprocessors(index))
+    return product(device, index, *arguments)
 
 
 def product(
@@ -178,19 +167,18 @@ def product(
     out, a, b, c, aux = (x and _matrix(x, *at) for x, at in zip(matrices, shapes, strict=True))
     vectors = [8 if device.has_tma and x.tensor_map(1, 1) else abs(x.layout) for x in (a, b)]
     found = plans(device, min(vectors), *sizes)
-    plan = found[variant if variant < len(found) else 0]
-    tile = plan.tile
+    tile, splits, units = found[variant if variant < len(found) else 0]
     maps = (None, None)
     if device.has_tma:
         maps = (a.tensor_map(tile.m, tile.k), b.tensor_map(tile.k, tile.n))
     parts = tile.parts(min(abs(x.layout) for x in (out, c, aux) if x))
-    values = (tile.m, tile.n, tile.k, parts, plan.splits > 1, *options)
+    values = (tile.m, tile.n, tile.k, parts, splits > 1, *options)
     kinds = (x and Kind(constant(x.dtype), constant(x.layout)) for x in (out, a, b, c, aux))
     form = Form(*map(constant, (*values, None if bias is None else DTYPES[bias], *kinds)))
     strides = [x[4:7] if x else (0, 0, 0) for x in (a, b, c)]
     strides += [x[4:6] if x else (0, 0) for x in (out, aux)]
-    numbers = (*sizes, plan.splits, *itertools.chain(*strides))
-    programs = min(plan.units, device.multiprocessors * tile.programs)
+    numbers = (*sizes, splits, *itertools.chain(*strides))
+    programs = min(units, device.multiprocessors * tile.programs)
     return Product(index, programs, tile, maps, numbers, form)
 
 

@@ -1,6 +1,5 @@
 """Apex's amp: initialize, scale_loss, and the state of the loss scales."""
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from amp_ext._warnings import warn
 from amp_ext.compat import casting
 from amp_ext.compat.apex import optimizers as _optimizers
 from amp_ext.compat.apex.scaler import LossScaler, from_grad_scaler, to_grad_scaler
@@ -304,10 +304,9 @@ def load_state_dict(state_dict: Mapping[str, Any]) -> None:
     """
     _initialized("load_state_dict")
     if len(state_dict) != len(_State.scalers):
-        warnings.warn(
+        warn(
             f"amp.load_state_dict: the state is of {len(state_dict)} losses, amp.initialize was "
-            f"given num_losses={len(_State.scalers)}: the first ones are loaded",
-            stacklevel=2,
+            f"given num_losses={len(_State.scalers)}: the first ones are loaded"
         )
     states = [to_grad_scaler(state) for state in state_dict.values()]
     for state in states:

@@ -89,8 +89,7 @@ Status TritonBackend::gemm(const GemmArgs& args, Services& services) const {
   const UntracedPython python;
   const py::object product = launch_of(g, device);
   // The driver loads no module during a capture.
-  if (is_capturing(device) && !product.attr("is_compiled").cast<bool>())
-    return Status::not_compiled;
+  if (is_capturing(device) && product.attr("compiled").is_none()) return Status::not_compiled;
   const auto scratch_bytes = product.attr("scratch_bytes").cast<size_t>();
   const auto tickets = product.attr("tickets").cast<size_t>();
   product(scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
