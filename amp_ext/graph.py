@@ -40,6 +40,7 @@ def make_graphed_step(
     optimizers: Optimizer | Iterable[Optimizer],
     scaler: torch.amp.GradScaler | None = None,
     warmup: int = 3,
+    pool: Any = None,
 ) -> GraphedStep:
     """Return a function that replays a training step as one CUDA graph.
 
@@ -65,6 +66,7 @@ def make_graphed_step(
         scaler: the scaler that the step uses.
         warmup: the number of steps before the capture. They make states and kernels.
             DistributedDataParallel needs at least 11, as torch's documentation says.
+        pool: a memory pool, as for ``torch.cuda.graph``.
 
     Raises:
         ValueError: ``optimizers`` have parameters on several devices, or none.
@@ -77,7 +79,7 @@ def make_graphed_step(
         raise ValueError(
             f"make_graphed_step: optimizers: expected parameters on one device, got {got}."
         )
-    return GraphedStep(step_fn, modules, optimizers, scaler, warmup, devices.pop())
+    return GraphedStep(step_fn, modules, optimizers, scaler, warmup, pool, devices.pop())
 
 
 @dataclass(eq=False, repr=False)
@@ -93,6 +95,7 @@ class GraphedStep:
     _optimizers: list[Optimizer]
     _scaler: torch.amp.GradScaler | None
     _warmup: int
+    _pool: Any
     _device: torch.device
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -258,7 +261,9 @@ class GraphedStep:
         torch.clear_autocast_cache()
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as one that pins batches, may go on.
-        capture = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+        capture = torch.cuda.graph(
+            graph, self._pool, self._stream, capture_error_mode="thread_local"
+        )
         cause = None
         try:
             with torch.cuda.stream(self._stream), capture:  # a capture that fails keeps its stream

@@ -21,7 +21,7 @@ class SkipAware:
     If the host decides on the step (HOST), the schedule is exact. If the optimizer skips on the
     device, the host never waits for the last step: the schedule advances. When the step turns out
     to have been skipped, the schedule stands still at the next call. Only the step after a skipped
-    one has a rate that is one step ahead.
+    one has a rate that is one step ahead. ``exact=True`` waits instead.
 
     torch's warning about ``lr_scheduler.step()`` before ``optimizer.step()`` does not come up when
     the first steps are skipped. Checkpoints are the scheduler's, with the steps that it is ahead.
@@ -29,11 +29,13 @@ class SkipAware:
     Args:
         scheduler: a scheduler of one optimizer. Its attributes and methods are this object's too.
         scaler: the scaler that steps this optimizer.
+        exact: wait for the device at each call.
     """
 
-    def __init__(self, scheduler: LRScheduler, scaler: GradScaler) -> None:
+    def __init__(self, scheduler: LRScheduler, scaler: GradScaler, *, exact: bool = False) -> None:
         self.scheduler = scheduler
         self._scaler = scaler
+        self._exact = exact
         self._called = False
         self._last: Arriving | None = None
         self._ahead = 0
@@ -63,6 +65,8 @@ class SkipAware:
         optimizer = self.scheduler.optimizer
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
         self._last = self._scaler._skip_of(optimizer)
+        if self._exact:
+            self._settle()
         if self._ahead:
             self._ahead -= 1
         else:
