@@ -24,14 +24,8 @@ class _AdamStep(KernelStep):
         return super()._why_option(group)
 
     def _options(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        return (
-            group["lr"],
-            *group["betas"],
-            group["eps"],
-            group["weight_decay"],
-            group["decoupled_weight_decay"],
-            group["maximize"],
-        )
+        names = ("eps", "weight_decay", "decoupled_weight_decay", "maximize")
+        return (group["lr"], *group["betas"], *(group[name] for name in names))
 
 
 class Adam(_AdamStep, torch.optim.Adam):
