@@ -57,10 +57,11 @@ docs: .venv-docs/made ## the pages and the API reference, in build/site; broken 
 hostile: .venv/built ## 15,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
 
-# The compiled kernels by rule, without compiling anything.
-mutants: .venv-cuda/built ## break the CUDA kernels; their tests must fail
+# By rule, without compiling anything.
+mutants: .venv-cuda/built .venv/built ## break CUDA kernels and Python code; their tests must fail
 	cd tests && $(FAKE_CUDA) --multiprocessors 1 --capability 80 mutants/run.py --most 95
 	cd tests && $(FAKE_CUDA) --multiprocessors 2 --capability 90 mutants/run.py --most 300
+	.venv/bin/python tests/mutants/sources.py
 
 lint: .venv-lint/made ## formatting, types and the usual mistakes
 	.venv-lint/bin/ruff check $(PY_FILES)

@@ -53,9 +53,7 @@ def handover_of(optimizer: Any) -> Handover:
 def takes_scaler(optimizer: Any) -> bool:
     """Return whether step() has the deprecated argument ``grad_scaler``, and drives the scaler."""
     takes_found_inf = getattr(optimizer, "_step_supports_amp_scaling", False)
-    if isinstance(optimizer, KernelStep) or not takes_found_inf:
-        return False
-    return "grad_scaler" in inspect.signature(optimizer.step).parameters
+    return takes_found_inf and "grad_scaler" in inspect.signature(optimizer.step).parameters
 
 
 def params_without_momentum(optimizer: Optimizer) -> list[Tensor]:
