@@ -10,19 +10,6 @@
 
 namespace amp_ext {
 
-// A function that takes its arguments from the stack.
-template <auto kFunction>
-struct Boxed {};
-
-template <class Function>
-torch::CppFunction as_function(Function function) {
-  return torch::CppFunction(function);
-}
-template <auto kFunction>
-torch::CppFunction as_function(Boxed<kFunction>) {
-  return torch::CppFunction::makeFromBoxedFunction<kFunction>();
-}
-
 // Implements an op by one function for all devices, and by one for tensors without data ("fake"
 // ones), for torch.compile. The former chooses a backend. amp_ext/ops has the op's schema:
 //
@@ -35,8 +22,8 @@ void implement(torch::Library& m, const char* name, Function function, Fake fake
   // Sparse tensors reach the op's checks: their errors name the argument.
   for (const Key key : {Key::CPU, Key::CUDA, Key::SparseCPU, Key::SparseCUDA, Key::SparseCsrCPU,
                         Key::SparseCsrCUDA})
-    m.impl(name, torch::dispatch(key, as_function(function)));
-  m.impl(name, torch::dispatch(Key::Meta, as_function(fake)));
+    m.impl(name, torch::dispatch(key, function));
+  m.impl(name, torch::dispatch(Key::Meta, fake));
 }
 
 // ---- functions on tensors without data ---------------------------------------------------------

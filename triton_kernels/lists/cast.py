@@ -7,7 +7,7 @@ from amp_ext.triton_kernels.lists.foreach import ROWS, ListLauncher, rows_of, to
 from amp_ext.triton_kernels.numerics import device_function, number, pointer, round_to
 
 ENTRY_WORDS = tl.constexpr(4)
-"""8-byte words of a CastEntry: output, input, numel, and first_chunk with the dtypes above it."""
+"""8-byte words of a CastRef: output, input, numel, and first_chunk with the dtypes above it."""
 BLOCK_BYTES = tl.constexpr(16384)
 """The bytes of a block's wider side."""
 

@@ -21,7 +21,7 @@ PROGRAMS = 1024
 CHUNK = tl.constexpr(16384)
 ROWS = tl.constexpr(1024)
 ENTRY_WORDS = tl.constexpr(3)
-"""8-byte words of a ChunkEntry: data, numel, and first_chunk with the dtype above it."""
+"""8-byte words of a TensorRef: data, numel, and first_chunk with the dtype above it."""
 
 
 class ListLauncher(Launcher):

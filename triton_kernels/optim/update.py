@@ -23,7 +23,7 @@ from amp_ext.triton_kernels.numerics import (
 )
 
 ENTRY_WORDS = tl.constexpr(10)
-"""8-byte words of an UpdateEntry: seven addresses, dtypes, numel, first_chunk."""
+"""8-byte words of an UpdateRef: seven addresses, dtypes, numel, first_chunk."""
 STEP_WORD = tl.constexpr(6)
 DTYPES_WORD = tl.constexpr(7)
 ROW = tl.constexpr(4)

@@ -56,7 +56,7 @@ inline int64_t bits(double x) { return std::bit_cast<int64_t>(x); }
 template <class Ref, class... Args>
 Status launch_list(TritonFunction& function, const ListOf<Ref>& list, Services& services,
                    bool is_needed, const Args&... args) {
-  const EntryOf<Ref>* table = nullptr;
+  const Ref* table = nullptr;
   uint32_t chunks = 0;
   if (const Status status = send_table(list, services, &table, &chunks); status != Status::ok)
     return status;

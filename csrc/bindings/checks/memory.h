@@ -71,13 +71,6 @@ inline void* plain_memory(const at::TensorImpl& tensor, int64_t numel, int64_t s
   return data ? data + offset : nullptr;
 }
 
-// Returns whether a tensor has its memory alone: torch allocated it, and nothing else holds its
-// storage.
-inline bool owns_memory(const at::Tensor& tensor) {
-  const c10::Storage& storage = tensor.storage();
-  return storage.use_count() == 1 && storage.resizable();
-}
-
 // Returns the indices of two ranges that overlap, or none. The first `written` ranges must overlap
 // nothing; the others are read, and may overlap each other.
 using IndexPair = std::pair<size_t, size_t>;

@@ -7,7 +7,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 namespace amp_ext {
@@ -169,11 +168,8 @@ bool GradList::add_plain(const at::Tensor& grad) {
   const int64_t numel = tensor->numel();
   void* const data = plain_memory(*tensor, numel, size_of(plain_dtype_), access_);
   if (!data || numel == 0) return false;
-  refs_.push_back({data, numel, plain_dtype_});
-  if (is_written()) {
-    written_.push_back(tensor);
-    all_own_memory_ = all_own_memory_ && owns_memory(grad);
-  }
+  refs_.push_back({data, numel, 0, plain_dtype_, {}});
+  if (is_written()) written_.push_back(tensor);
   return true;
 }
 
@@ -183,7 +179,7 @@ void GradList::add_checked(const at::Tensor& grad) {
   if (grad._is_zerotensor()) {
     TORCH_CHECK(!is_written(), op_, ": ZeroTensors are immutable, expected ", item,
                 " to have memory: clone() it");
-    refs_.push_back({nullptr, 0, dtype});
+    refs_.push_back({nullptr, 0, 0, dtype, {}});
     return;
   }
   const MemoryRange memory = checked_memory(op_, item, grad, access_);
@@ -192,10 +188,9 @@ void GradList::add_checked(const at::Tensor& grad) {
     check_no_history(item, grad, records_gradients_);
     if (!dense) check_no_internal_overlap(item, grad);
     written_.push_back(grad.unsafeGetTensorImpl());
-    all_own_memory_ = all_own_memory_ && dense && owns_memory(grad);
   }
   if (dense) {
-    refs_.push_back({memory.data(), grad.numel(), dtype});
+    refs_.push_back({memory.data(), grad.numel(), 0, dtype, {}});
     plain_ = TensorKind(grad);
     plain_dtype_ = dtype;
     return;
@@ -203,7 +198,7 @@ void GradList::add_checked(const at::Tensor& grad) {
   const at::NoGradGuard no_grad;
   const at::Tensor copy = grad.contiguous();
   gathered_.push_back({refs_.size(), grad, memory, copy});
-  refs_.push_back({copy.mutable_data_ptr(), copy.numel(), dtype});
+  refs_.push_back({copy.mutable_data_ptr(), copy.numel(), 0, dtype, {}});
 }
 
 int64_t GradList::numel() const {
@@ -226,23 +221,8 @@ std::optional<size_t> GradList::find(const MemoryRange& range) const {
   return std::nullopt;
 }
 
-// Uses a hash set of addresses with open addressing: 5 ns per tensor, where a library's takes 20.
-bool GradList::has_repeats() const {
-  const size_t slots = std::bit_ceil(2 * refs_.size() + 1);
-  const int shift = 64 - std::countr_zero(slots);
-  std::vector<const void*> seen(slots);
-  for (const TensorRef& ref : refs_) {
-    if (ref.numel == 0) continue;
-    size_t slot = (reinterpret_cast<uintptr_t>(ref.data) * 0x9e3779b97f4a7c15) >> shift;
-    while (seen[slot] && seen[slot] != ref.data) slot = (slot + 1) % slots;
-    if (seen[slot]) return true;
-    seen[slot] = ref.data;
-  }
-  return false;
-}
-
 void GradList::close() const {
-  if (!is_written() || (all_own_memory_ && !has_repeats())) return;
+  if (!is_written()) return;
   std::vector<MemoryRange> ranges;
   ranges.reserve(refs_.size());
   for (const TensorRef& ref : refs_) ranges.push_back(memory_of(ref));

@@ -145,7 +145,6 @@ class GradList {
 
   bool add_plain(const at::Tensor& grad);
   void add_checked(const at::Tensor& grad);
-  bool has_repeats() const;
 
   const char* op_;
   Access access_;
@@ -156,7 +155,6 @@ class GradList {
   std::vector<Gathered> gathered_;
   TensorKind plain_;  // of the last dense tensor that was checked
   DType plain_dtype_{};
-  bool all_own_memory_ = true;  // each tensor to be written is dense and has its memory alone
 };
 
 // The other tensors of a call, by name. A written tensor shares no memory with anything else.

@@ -8,31 +8,17 @@
 namespace amp_ext {
 namespace {
 
-using TensorPointers = c10::ArrayRef<const at::Tensor*>;
-
-void cast_(TensorPointers outputs, TensorPointers inputs) {
+void cast_op(at::TensorList outputs, at::TensorList inputs) {
   const size_t n = outputs.size();
   check_cast_lengths(n, inputs.size());
   if (n == 0) return;
-  const at::Device device = outputs[0]->device();
+  const at::Device device = outputs[0].device();
   CastPairs pairs(device);
   pairs.reserve(n);
-  for (size_t i = 0; i < n; ++i) pairs.add(*outputs[i], *inputs[i]);
+  for (size_t i = 0; i < n; ++i) pairs.add(outputs[i], inputs[i]);
   pairs.close();
   run(kCast, device, &Backend::cast, CastArgs{pairs.args()});
   pairs.finish_writes();
-}
-
-void cast_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  const auto pointers = [](c10::ArrayRef<c10::IValue> list) {
-    std::vector<const at::Tensor*> result;
-    result.reserve(list.size());
-    for (const c10::IValue& value : list) result.push_back(&value.toTensor());
-    return result;
-  };
-  const auto arguments = torch::jit::last(*stack, 2);
-  cast_(pointers(arguments[0].toListRef()), pointers(arguments[1].toListRef()));
-  torch::jit::drop(*stack, 2);
 }
 
 void cast_fake(at::TensorList outputs, at::TensorList inputs) {
@@ -62,10 +48,9 @@ Status TritonBackend::cast(const CastArgs& a, Services& services) const {
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "cast_", Boxed<cast_op>{}, TORCH_FN(cast_fake));
+  implement(m, "cast_", TORCH_FN(cast_op), TORCH_FN(cast_fake));
   // Empty lists name no device: they come here.
-  m.impl("cast_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                                  as_function(Boxed<cast_op>{})));
+  m.impl("cast_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(cast_op)));
 }
 
 }  // namespace amp_ext

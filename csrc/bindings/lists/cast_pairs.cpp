@@ -5,8 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <initializer_list>
+#include <optional>
 
 namespace amp_ext {
 
@@ -38,14 +37,14 @@ void CastPairs::add(const at::Tensor& output, const at::Tensor& input) {
   const MemoryRange to = checked_memory(kCast, output_item, output, Access::write);
   const MemoryRange from = checked_memory(kCast, input_item, input, Access::read);
   CastRef& ref = refs_.emplace_back(
-      CastRef{to.data(), from.data(), output.numel(), output_dtype, input_dtype});
+      CastRef{to.data(), from.data(), output.numel(), 0, output_dtype, input_dtype, {}});
+  outputs_.push_back(to);
+  inputs_.push_back(from);
   if (ref.numel == 0) return;
-  outputs_.push_back({to, index, dense ? to.end : to.begin + output.element_size()});
-  inputs_.push_back({from, index});
   if (!same_order(output, input) || input.is_neg()) return rearrange(ref, output, input);
   if (ref.output == ref.input && output_dtype == input_dtype) {
     ref.numel = 0;
-    outputs_.back().end = outputs_.back().begin;
+    outputs_.back() = {};
   } else if (!dense) {
     rearrange(ref, output, input);
   }
@@ -58,7 +57,7 @@ void CastPairs::rearrange(CastRef& ref, const at::Tensor& output, const at::Tens
   if (!output.is_non_overlapping_and_dense()) {
     target = input_dense ? empty_in_order_of(input, output)
                          : at::empty(output.sizes(), output.options());
-    scattered_.push_back({output, target});
+    scattered_.push_back({refs_.size() - 1, output, target});
     ref.output = target.mutable_data_ptr();
   }
   if (!input_dense || !same_order(target, input) || input.is_neg()) {
@@ -67,43 +66,21 @@ void CastPairs::rearrange(CastRef& ref, const at::Tensor& output, const at::Tens
   }
 }
 
-void CastPairs::close() {
-  const auto starts_before = [](const Span& a, const Span& b) { return a.begin < b.begin; };
-  if (!std::is_sorted(outputs_.begin(), outputs_.end(), starts_before))
-    std::sort(outputs_.begin(), outputs_.end(), starts_before);
-
-  std::vector<uintptr_t> reach;  // the furthest end of the outputs up to each
-  reach.reserve(outputs_.size());
-  for (size_t i = 0; i < outputs_.size(); ++i) {
-    const Span& output = outputs_[i];
-    reach.push_back(i == 0 ? output.end : std::max(reach.back(), output.end));
-    if (i == 0 || output.begin >= outputs_[i - 1].solid_end) continue;
-    const auto [first, second] = std::minmax(output.index, outputs_[i - 1].index);
-    TORCH_CHECK(false, kCast, ": outputs[", first, "] and outputs[", second,
-                "] overlap in memory, expected tensors that share none: clone() one");
+void CastPairs::close() const {
+  const size_t n = refs_.size();
+  std::vector<MemoryRange> ranges = outputs_;
+  for (const Scattered& s : scattered_)
+    ranges[s.index] = {ranges[s.index].data(), s.view.element_size()};
+  ranges.insert(ranges.end(), inputs_.begin(), inputs_.end());
+  std::optional<IndexPair> found = find_overlap(ranges, n);
+  TORCH_CHECK(!found || found->second >= n, kCast, ": outputs[", found->first, "] and outputs[",
+              found->second, "] overlap in memory, expected tensors that share none: clone() one");
+  for (const Scattered& s : scattered_) {
+    for (size_t i = 0; i < n && !found; ++i) {
+      if (overlap(outputs_[s.index], inputs_[i])) found.emplace(s.index, n + i);
+    }
   }
-
-  size_t before = 0;  // how many outputs begin before the end of the input
-  for (const Span& input : inputs_) {
-    before = outputs_before(input.end, before);
-    if (before > 0 && reach[before - 1] > input.begin) throw_overlap(input);
-  }
-}
-
-size_t CastPairs::outputs_before(uintptr_t address, size_t guess) const {
-  const auto starts_before = [&](const Span& output) { return output.begin < address; };
-  for (const size_t n : {guess, guess + 1}) {
-    if (n <= outputs_.size() && (n == 0 || starts_before(outputs_[n - 1])) &&
-        (n == outputs_.size() || !starts_before(outputs_[n])))
-      return n;
-  }
-  return std::partition_point(outputs_.begin(), outputs_.end(), starts_before) - outputs_.begin();
-}
-
-void CastPairs::throw_overlap(const Span& input) const {
-  const auto output = std::find_if(outputs_.begin(), outputs_.end(),
-                                   [&](const Span& output) { return overlap(output, input); });
-  TORCH_CHECK(false, kCast, ": inputs[", input.index, "] and outputs[", output->index,
+  TORCH_CHECK(!found, kCast, ": inputs[", found->second - n, "] and outputs[", found->first,
               "] overlap in memory, expected inputs apart from all that is written: clone() it");
 }
 

@@ -38,7 +38,7 @@ class CastPairs {
 
   // Throws when two outputs overlap, as GradList::close does, or an input overlaps an output. A
   // tensor may be its own input. Call it once after the last add. Nothing has been written before.
-  void close();
+  void close() const;
 
   // Copies results to the outputs that are not dense, and bumps the outputs' versions for autograd.
   // Call it after the launch.
@@ -47,29 +47,22 @@ class CastPairs {
   CastList args() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
 
  private:
-  struct Span : MemoryRange {
-    size_t index;
-    uintptr_t solid_end = 0;  // the end of an output; with holes, of its first element
-  };
-
   // An output with holes, and the dense tensor that kernels write.
   struct Scattered {
+    size_t index;
     at::Tensor view;
     at::Tensor dense;
   };
 
   // Gives kernels dense memory in one order, if two tensors are not so.
   void rearrange(CastRef& ref, const at::Tensor& output, const at::Tensor& input);
-  // Returns how many outputs begin before an address; fast if that is `guess`, or one more.
-  size_t outputs_before(uintptr_t address, size_t guess) const;
-  [[noreturn]] void throw_overlap(const Span& input) const;
 
   at::Device device_;
   bool records_gradients_ = at::GradMode::is_enabled();
   std::vector<CastRef> refs_;
   std::vector<c10::TensorImpl*> written_;
-  std::vector<Span> outputs_;
-  std::vector<Span> inputs_;
+  std::vector<MemoryRange> outputs_;  // without those that are their own inputs
+  std::vector<MemoryRange> inputs_;
   std::vector<Scattered> scattered_;
   std::vector<at::Tensor> gathered_;  // dense copies of inputs, kept for the launch
 };

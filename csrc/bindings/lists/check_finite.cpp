@@ -6,12 +6,12 @@
 
 namespace amp_ext {
 
-void check_finite(GradList& grads, const at::Tensor& found_inf, Others others) {
+void check_finite(GradList& grads, const at::Tensor& found_inf) {
   const at::Device device = grads.device();
   Arguments arguments(grads.op(), device);
   CheckFiniteArgs args{};
   args.found_inf = arguments.write<float>("found_inf", found_inf);
-  if (others == Others::given) arguments.check_apart_from(grads);
+  arguments.check_apart_from(grads);
   args.grads = grads.args();
   run(grads.op(), device, &Backend::check_finite, args);
   arguments.mark_written();
@@ -21,7 +21,7 @@ namespace {
 
 void check_finite_op(at::TensorList grads, at::Tensor& found_inf) {
   GradList list = checked("amp_ext::check_finite", Access::read, grads, found_inf.device());
-  check_finite(list, found_inf, Others::given);
+  check_finite(list, found_inf);
 }
 
 void check_finite_fake(at::TensorList grads, at::Tensor& found_inf) {

@@ -10,7 +10,7 @@ namespace amp_ext {
 
 at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
                      const std::optional<at::Tensor>& inv_scale,
-                     const std::optional<at::Tensor>& norms, Others others) {
+                     const std::optional<at::Tensor>& norms) {
   const at::Device device = grads.device();
   Arguments arguments(grads.op(), device);
   GradNormArgs args{};
@@ -18,7 +18,7 @@ at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
   args.found_inf = arguments.write<float>("found_inf", found_inf);
   args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
   args.norms = arguments.write_all("norms", norms, args.grads.size);
-  if (others == Others::given) arguments.check_apart_from(grads);
+  arguments.check_apart_from(grads);
   const at::Tensor norm = at::empty({}, found_inf.options());
   args.norm = norm.mutable_data_ptr<float>();
   run(grads.op(), device, &Backend::grad_norm, args);
@@ -32,7 +32,7 @@ at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
                         const std::optional<at::Tensor>& inv_scale,
                         const std::optional<at::Tensor>& norms) {
   const GradList list = checked("amp_ext::grad_norm", Access::read, grads, found_inf.device());
-  return grad_norm(list, found_inf, inv_scale, norms, Others::given);
+  return grad_norm(list, found_inf, inv_scale, norms);
 }
 
 at::Tensor grad_norm_fake(at::TensorList grads, at::Tensor& found_inf,

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
 #include <optional>
 
@@ -10,17 +9,13 @@
 
 namespace amp_ext {
 
-// The origin of the other tensors of a call on gradients. Fresh tensors were allocated for the call
-// and so cannot overlap a gradient.
-enum class Others { given, fresh };
-
 // Run an op on a list that is already checked and closed.
 void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale,
-              const std::optional<at::Tensor>& norm, std::optional<double> max_norm, Others others);
+              const std::optional<at::Tensor>& norm, std::optional<double> max_norm);
 at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
                      const std::optional<at::Tensor>& inv_scale,
-                     const std::optional<at::Tensor>& norms, Others others);
-void check_finite(GradList& grads, const at::Tensor& found_inf, Others others);
+                     const std::optional<at::Tensor>& norms);
+void check_finite(GradList& grads, const at::Tensor& found_inf);
 
 // The policy of the scale: Python's arguments.
 struct ScaleOptions {
@@ -38,15 +33,11 @@ struct ScaleOptions {
 void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
                    const ScaleOptions& options);
 
-// Makes the list of a call, checked and closed. Items are tensors, or the dispatcher's values.
-inline const at::Tensor& tensor_of(const at::Tensor& tensor) { return tensor; }
-inline const at::Tensor& tensor_of(const c10::IValue& value) { return value.toTensor(); }
-
-template <class Item>
-GradList checked(const char* op, Access access, c10::ArrayRef<Item> grads, at::Device device) {
+// Makes the list of a call, checked and closed.
+inline GradList checked(const char* op, Access access, at::TensorList grads, at::Device device) {
   GradList list(op, access, device);
   list.reserve(grads.size());
-  for (const Item& grad : grads) list.add(tensor_of(grad));
+  for (const at::Tensor& grad : grads) list.add(grad);
   list.close();
   return list;
 }

@@ -9,8 +9,7 @@
 namespace amp_ext {
 
 void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& inv_scale,
-              const std::optional<at::Tensor>& norm, std::optional<double> max_norm,
-              Others others) {
+              const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
   const at::Device device = grads.device();
   check_max_norm(grads.op(), max_norm, norm.has_value());
   Arguments arguments(grads.op(), device);
@@ -18,7 +17,7 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
   args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
   args.found_inf = arguments.write<float>("found_inf", found_inf);
   args.norm = arguments.read<float>("norm", norm);
-  if (others == Others::given) arguments.check_apart_from(grads);
+  arguments.check_apart_from(grads);
   args.max_norm = static_cast<float>(max_norm.value_or(INFINITY));
   args.grads = grads.args();
   run("amp_ext::unscale_", device, &Backend::unscale, args);  // within a pass of another op too
@@ -28,18 +27,10 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
 
 namespace {
 
-// unscale_ on the boxed list of Python's call: unboxing would cost two atomic operations per
-// tensor.
-void unscale_op(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  {
-    const auto arguments = torch::jit::last(*stack, 5);
-    const at::Tensor& found_inf = arguments[1].toTensor();
-    GradList grads =
-        checked("amp_ext::unscale_", Access::write, arguments[0].toListRef(), found_inf.device());
-    unscale_(grads, found_inf, arguments[2].toTensor(), arguments[3].toOptional<at::Tensor>(),
-             arguments[4].toOptional<double>(), Others::given);
-  }
-  torch::jit::drop(*stack, 5);
+void unscale_op(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale,
+                const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
+  GradList list = checked("amp_ext::unscale_", Access::write, grads, found_inf.device());
+  unscale_(list, found_inf, inv_scale, norm, max_norm);
 }
 
 void unscale_fake(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale,
@@ -66,7 +57,7 @@ Status TritonBackend::unscale(const UnscaleArgs& a, Services& services) const {
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "unscale_", Boxed<unscale_op>{}, TORCH_FN(unscale_fake));
+  implement(m, "unscale_", TORCH_FN(unscale_op), TORCH_FN(unscale_fake));
 }
 
 }  // namespace amp_ext

@@ -9,41 +9,36 @@ void adam_(at::Device device, const AdamArgs& args) { run(kAdam, device, &Backen
 
 namespace {
 
-// The arguments in the order of the schema.
-struct AdamCall {
-  static constexpr auto kOp = kAdam;
-  static constexpr const RoleNames& kNames = kAdamNames;
-  static constexpr auto launch = adam_;
-  static constexpr size_t kArguments = 20;
-
-  explicit AdamCall(Values a)
-      : lists{list_of(a[0]),  list_of(a[1]),  list_of(a[2]), list_of(a[3]),
-              list_of(a[11]), list_of(a[12]), list_of(a[4])},
-        options{a[5].toDouble(), a[6].toDouble(), a[7].toDouble(), a[8].toDouble(),
-                a[9].toDouble(), a[10].toBool(),  a[13].toBool(),  a[14].toBool()},
-        scalars{a[15].toOptional<at::Tensor>(), a[16].toOptional<at::Tensor>(),
-                a[17].toOptional<at::Tensor>(), a[18].toOptional<at::Tensor>(),
-                a[19].toOptional<double>()} {
-    check_lengths(kAdam, kAdamNames, lists, {kMaxExpAvgSq, kCopy});
-    for (const double beta : {options.beta1, options.beta2}) {
-      TORCH_CHECK_VALUE(beta >= 0 && beta < 1, kAdam, ": ",
-                        beta == options.beta1 ? "beta1" : "beta2",
-                        " must be at least 0 and below 1, got ", beta);
-    }
-  }
-
-  RoleLists lists;
-  AdamOptions options;
-  ScalarTensors scalars;
-};
+template <bool kFake>
+void adam_op(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
+             at::TensorList exp_avg_sqs, at::TensorList steps, double lr, double beta1,
+             double beta2, double eps, double weight_decay, bool decoupled,
+             OptionalTensors max_exp_avg_sqs, OptionalTensors copies, bool maximize,
+             bool stochastic_rounding, const OptionalTensor& tensor_lr,
+             const OptionalTensor& found_inf, const OptionalTensor& inv_scale,
+             const OptionalTensor& norm, std::optional<double> max_norm) {
+  const UpdateCall call{
+      kAdam,
+      kAdamNames,
+      {params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs.value_or(at::TensorList()),
+       copies.value_or(at::TensorList()), steps},
+      {tensor_lr, found_inf, inv_scale, norm, max_norm}};
+  call.check_lengths({kMaxExpAvgSq, kCopy});
+  for (const auto& [name, beta] : {std::pair("beta1", beta1), std::pair("beta2", beta2)})
+    TORCH_CHECK_VALUE(beta >= 0 && beta < 1, kAdam, ": ", name,
+                      " must be at least 0 and below 1, got ", beta);
+  if (kFake) return call.check_fakes();
+  call.run(adam_, AdamOptions{lr, beta1, beta2, eps, weight_decay, decoupled, maximize,
+                              stochastic_rounding});
+}
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "adam_", Boxed<update_op<AdamCall>>{}, Boxed<update_fake<AdamCall>>{});
+  implement(m, "adam_", TORCH_FN(adam_op<false>), TORCH_FN(adam_op<true>));
   // Empty lists name no device: they come here.
-  m.impl("adam_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                                  as_function(Boxed<update_op<AdamCall>>{})));
+  m.impl("adam_",
+         torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(adam_op<false>)));
 }
 
 }  // namespace amp_ext

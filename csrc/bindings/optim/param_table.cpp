@@ -4,9 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <limits>
 #include <sstream>
-#include <unordered_map>
 #include <utility>
 
 #include "autocast/provided_copies.h"
@@ -18,8 +16,6 @@ namespace py = pybind11;
 
 namespace amp_ext {
 namespace {
-
-constexpr size_t kNone = std::numeric_limits<size_t>::max();
 
 // Returns whether kernels can use a tensor of a parameter's state. The checks of the op refuse
 // other faults.
@@ -108,37 +104,17 @@ void ParamTable::open(py::handle param_groups, py::handle state) {
 void ParamTable::find_states(PyObject* state) {
   TORCH_CHECK_TYPE(PyDict_Check(state), "an optimizer's state must be a dict, got ",
                    Py_TYPE(state)->tp_name);
-  const std::span<PyObject* const> params = params_.all();
-  dicts_.assign(params.size(), nullptr);
-  std::unordered_map<PyObject*, size_t> indices;  // made when an entry has moved
-  const auto find = [&](PyObject* key) {
-    if (indices.empty()) {
-      for (size_t i = 0; i < params.size(); ++i) indices.emplace(params[i], i);
-    }
-    const auto found = indices.find(key);
-    return found == indices.end() ? kNone : found->second;
-  };
+  dicts_.clear();
+  // The order of the entries is most often the order of the parameters: no hash is computed then.
   PyObject *key, *value;
   Py_ssize_t position = 0;
-  param_of_entry_.resize(PyDict_Size(state), kNone);
-  for (size_t entry = 0; PyDict_Next(state, &position, &key, &value); ++entry) {
-    size_t& i = param_of_entry_[entry];
-    if (i >= params.size() || params[i] != key) i = find(key);
-    if (i != kNone && PyDict_Check(value)) dicts_[i] = value;
+  bool is_read = true, has_entry = true;
+  for (PyObject* const param : params_.all()) {
+    if (is_read) has_entry = PyDict_Next(state, &position, &key, &value);
+    is_read = has_entry && key == param;
+    PyObject* const entry = is_read ? value : entry_of(state, param);
+    dicts_.push_back(entry && PyDict_Check(entry) ? entry : nullptr);
   }
-}
-
-// New states begin with the needed entries, in this order, by the interned names.
-void ParamTable::find_objects(PyObject* dict, const std::vector<state::Name>& needed,
-                              StateObjects& objects) const {
-  size_t k = 0;
-  PyObject *key, *value;
-  for (Py_ssize_t position = 0; k < needed.size() && dict; ++k) {
-    if (!PyDict_Next(dict, &position, &key, &value) || key != names_[needed[k]].ptr()) break;
-    objects[k] = value;
-  }
-  for (; k < needed.size(); ++k)
-    objects[k] = dict ? entry_of(dict, names_[needed[k]].ptr()) : nullptr;
 }
 
 bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
@@ -180,7 +156,8 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
     if (!grad.defined()) continue;
     ParamRow& row = rows_.emplace_back(first + i, &THPVariable_Unpack(local), &grad);
     StateObjects objects{};
-    if (dicts) find_objects(dicts[i], needed, objects);
+    for (size_t k = 0; dicts && dicts[i] && k < needed.size(); ++k)
+      objects[k] = entry_of(dicts[i], names_[needed[k]].ptr());
     bool found = true;
     if (local != params[i]) {
       if (const char* why = localize(params[i], needed, row, objects, found))

@@ -50,8 +50,8 @@ struct ParamRow {
 using StateObjects = std::array<PyObject*, kStateNames.size()>;
 
 // The parameters and states of an optimizer, read anew for each step: .grad, .data, groups and
-// states may have been replaced since the last step. The table only remembers where each state was.
-// Tensors are borrowed: rows are valid until Python code runs.
+// states may have been replaced since the last step. Tensors are borrowed: rows are valid until
+// Python code runs.
 class ParamTable {
  public:
   ParamTable();
@@ -105,16 +105,13 @@ class ParamTable {
   };
 
   void find_states(PyObject* state);
-  void find_objects(PyObject* dict, const std::vector<state::Name>& needed,
-                    StateObjects& objects) const;
   bool find_state(ParamRow& row, const StateObjects& objects,
                   const std::vector<state::Name>& needed, bool renewed);
 
   Params params_;
   std::vector<PyObject*> dicts_;  // the states of the parameters
   std::vector<ParamRow> rows_;
-  std::vector<size_t> param_of_entry_;           // of optimizer.state, the index in params_
-  std::vector<std::optional<Written>> written_;  // by ParamRow::index
+  std::vector<std::optional<Written>> written_;             // by ParamRow::index
   std::array<pybind11::object, kStateNames.size()> names_;  // interned
 };
 

@@ -9,45 +9,47 @@ void sgd_(at::Device device, const SgdArgs& args) { run(kSgd, device, &Backend::
 
 namespace {
 
-// The arguments in the order of the schema.
-struct SgdCall {
-  static constexpr auto kOp = kSgd;
-  static constexpr const RoleNames& kNames = kSgdNames;
-  static constexpr auto launch = sgd_;
-  static constexpr size_t kArguments = 17;
-
-  explicit SgdCall(Values a)
-      : lists{list_of(a[0]), list_of(a[1]), list_of(a[2]), {}, {}, list_of(a[9]), list_of(a[3])},
-        options{a[4].toDouble(), a[5].toDouble(), a[6].toDouble(), a[8].toDouble(),
-                a[7].toBool(),   a[10].toBool(),  a[11].toBool()},
-        scalars{a[12].toOptional<at::Tensor>(), a[13].toOptional<at::Tensor>(),
-                a[14].toOptional<at::Tensor>(), a[15].toOptional<at::Tensor>(),
-                a[16].toOptional<double>()} {
-    check_lengths(kSgd, kSgdNames, lists, {kExpAvg, kCopy, kStep});
-    const bool has_params = !lists[kParam].empty(), moves = options.momentum != 0;
-    TORCH_CHECK_VALUE(!has_params || lists[kExpAvg].empty() == !moves, kSgd,
-                      ": momentum_buffers are for a momentum other than 0, got ",
-                      lists[kExpAvg].size(), " of them with momentum = ", options.momentum);
-    const bool counts = options.stochastic_rounding || (moves && options.dampening != 0);
-    TORCH_CHECK_VALUE(!has_params || !counts || !lists[kStep].empty(), kSgd,
-                      ": dampening and stochastic_rounding need steps, got none");
-    TORCH_CHECK_VALUE(!options.nesterov || (moves && options.dampening == 0), kSgd,
-                      ": nesterov needs a momentum and no dampening, got momentum = ",
-                      options.momentum, ", dampening = ", options.dampening);
-  }
-
-  RoleLists lists;
-  SgdOptions options;
-  ScalarTensors scalars;
-};
+template <bool kFake>
+void sgd_op(at::TensorList params, at::TensorList grads, OptionalTensors momentum_buffers,
+            OptionalTensors steps, double lr, double momentum, double dampening, bool nesterov,
+            double weight_decay, OptionalTensors copies, bool maximize, bool stochastic_rounding,
+            const OptionalTensor& tensor_lr, const OptionalTensor& found_inf,
+            const OptionalTensor& inv_scale, const OptionalTensor& norm,
+            std::optional<double> max_norm) {
+  const at::TensorList buffers = momentum_buffers.value_or(at::TensorList());
+  const UpdateCall call{kSgd,
+                        kSgdNames,
+                        {params,
+                         grads,
+                         buffers,
+                         {},
+                         {},
+                         copies.value_or(at::TensorList()),
+                         steps.value_or(at::TensorList())},
+                        {tensor_lr, found_inf, inv_scale, norm, max_norm}};
+  call.check_lengths({kExpAvg, kCopy, kStep});
+  const bool has_params = !params.empty(), moves = momentum != 0;
+  TORCH_CHECK_VALUE(!has_params || buffers.empty() == !moves, kSgd,
+                    ": momentum_buffers are for a momentum other than 0, got ", buffers.size(),
+                    " of them with momentum = ", momentum);
+  const bool counts = stochastic_rounding || (moves && dampening != 0);
+  TORCH_CHECK_VALUE(!has_params || !counts || !call.lists[kStep].empty(), kSgd,
+                    ": dampening and stochastic_rounding need steps, got none");
+  TORCH_CHECK_VALUE(!nesterov || (moves && dampening == 0), kSgd,
+                    ": nesterov needs a momentum and no dampening, got momentum = ", momentum,
+                    ", dampening = ", dampening);
+  if (kFake) return call.check_fakes();
+  call.run(sgd_, SgdOptions{lr, momentum, dampening, weight_decay, nesterov, maximize,
+                            stochastic_rounding});
+}
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "sgd_", Boxed<update_op<SgdCall>>{}, Boxed<update_fake<SgdCall>>{});
+  implement(m, "sgd_", TORCH_FN(sgd_op<false>), TORCH_FN(sgd_op<true>));
   // Empty lists name no device: they come here.
-  m.impl("sgd_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                                 as_function(Boxed<update_op<SgdCall>>{})));
+  m.impl("sgd_",
+         torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(sgd_op<false>)));
 }
 
 }  // namespace amp_ext

@@ -32,12 +32,15 @@ UpdateRef ref_of(int64_t numel, const std::array<void*, kRoles>& data,
           .max_exp_avg_sq = data[kMaxExpAvgSq],
           .copy = data[kCopy],
           .step = static_cast<float*>(data[kStep]),
-          .numel = numel,
           .param_dtype = dtypes[kParam],
           .grad_dtype = dtypes[kGrad],
           .exp_avg_dtype = dtypes[kExpAvg],
           .exp_avg_sq_dtype = dtypes[kExpAvgSq],
-          .copy_dtype = dtypes[kCopy]};
+          .copy_dtype = dtypes[kCopy],
+          .zeros = {},
+          .numel = numel,
+          .first_chunk = 0,
+          .zero = 0};
 }
 
 // Compares the sizes of contiguous tensors.

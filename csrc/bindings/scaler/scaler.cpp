@@ -194,12 +194,11 @@ py::object grad_pass(py::handle param_groups, const std::string& name, py::handl
   std::vector<at::Tensor> norms;
   for (size_t i = 0; i < lists.size(); ++i) {
     const auto& [by, found_inf] = scalars[i];
-    if (kind == Kind::check) check_finite(lists[i], found_inf, Others::fresh);
-    if (kind == Kind::unscale)
-      unscale_(lists[i], found_inf, by, std::nullopt, std::nullopt, Others::fresh);
+    if (kind == Kind::check) check_finite(lists[i], found_inf);
+    if (kind == Kind::unscale) unscale_(lists[i], found_inf, by, std::nullopt, std::nullopt);
     if (has_norm)
-      norms.push_back(grad_norm(lists[i], found_inf, is_unscaled ? OptionalTensor() : by,
-                                std::nullopt, Others::fresh));
+      norms.push_back(
+          grad_norm(lists[i], found_inf, is_unscaled ? OptionalTensor() : by, std::nullopt));
   }
   gil.end();
   if (kind == Kind::unscale) grads.mark_dtensors_written();
@@ -225,7 +224,7 @@ py::object grad_pass(py::handle param_groups, const std::string& name, py::handl
     const at::Device device = lists[i].device();
     unscale_(lists[i], scalars[i].found_inf,
              is_unscaled ? filled_on(device, 1) : scalars[i].inv_scale, copy_to(norm, device),
-             max_norm, Others::fresh);
+             max_norm);
   }
   gil.end();
   if (writes) grads.mark_dtensors_written();

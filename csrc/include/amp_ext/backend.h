@@ -111,13 +111,12 @@ class Backend : public ListBackend, public GemmBackend {
 
 // Builds a list's chunk table in device memory, for kernels that cannot take it as a parameter.
 template <class Ref>
-Status send_table(const ListOf<Ref>& list, Services& services, const EntryOf<Ref>** table,
+Status send_table(const ListOf<Ref>& list, Services& services, const Ref** table,
                   uint32_t* chunks) {
-  using Entry = EntryOf<Ref>;
-  std::vector<Entry> entries(list.size);
+  std::vector<Ref> entries(list.size);
   if (const Status status = build_chunk_table(list, entries.data(), chunks); status != Status::ok)
     return status;
-  *table = static_cast<const Entry*>(services.table(entries.data(), entries.size(), sizeof(Entry)));
+  *table = static_cast<const Ref*>(services.table(entries.data(), entries.size(), sizeof(Ref)));
   return Status::ok;
 }
 

@@ -13,11 +13,15 @@
 
 namespace amp_ext {
 
-// A tensor of a list: dense memory, with the elements in any order.
+// A tensor of a list: dense memory, with the elements in any order. `first_chunk` is the index of
+// the tensor's first chunk in the flattened list. An empty tensor owns no chunk. Refs have no
+// padding, so equal tables have equal bytes and need not be copied again.
 struct TensorRef {
   void* data;
   int64_t numel;
+  uint32_t first_chunk;
   DType dtype;
+  uint8_t zeros[3];
 };
 
 // A pair of tensors whose elements have the same order.
@@ -25,8 +29,10 @@ struct CastRef {
   void* output;
   const void* input;
   int64_t numel;
+  uint32_t first_chunk;
   DType output_dtype;
   DType input_dtype;
+  uint8_t zeros[2];
 };
 
 constexpr int64_t kChunkElements = 16384;
@@ -39,40 +45,6 @@ constexpr int64_t chunk_count(int64_t numel) {
 constexpr int kPieceElements = 2048;
 constexpr uint32_t kChunkPieces = kChunkElements / kPieceElements;
 
-// A packed ref with the index of its first chunk in the flattened list. An empty tensor owns no
-// chunk. The entry has no padding, so equal tables have equal bytes and need not be copied again.
-struct ChunkEntry {
-  void* data;
-  int64_t numel;
-  uint32_t first_chunk;
-  DType dtype;
-  uint8_t zeros[3] = {};
-};
-
-struct CastEntry {
-  void* output;
-  const void* input;
-  int64_t numel;
-  uint32_t first_chunk;
-  DType output_dtype;
-  DType input_dtype;
-  uint8_t zeros[2] = {};
-};
-
-static_assert(std::has_unique_object_representations_v<ChunkEntry> &&
-              std::has_unique_object_representations_v<CastEntry>);
-
-constexpr ChunkEntry entry_of(const TensorRef& t, uint32_t first_chunk) {
-  return {t.data, t.numel, first_chunk, t.dtype};
-}
-
-constexpr CastEntry entry_of(const CastRef& t, uint32_t first_chunk) {
-  return {t.output, t.input, t.numel, first_chunk, t.output_dtype, t.input_dtype};
-}
-
-template <class Ref>
-using EntryOf = decltype(entry_of(Ref{}, 0));
-
 // A list of tensors, or of groups of tensors. `refs` is host memory.
 template <class Ref>
 struct ListOf {
@@ -80,12 +52,14 @@ struct ListOf {
   int64_t size = 0;
 };
 
-// Writes one entry per ref and stores the list's number of chunks in *chunks.
+// Copies the refs with their first_chunk, and stores the list's number of chunks in *chunks.
 template <class Ref>
-Status build_chunk_table(const ListOf<Ref>& list, EntryOf<Ref>* entries, uint32_t* chunks) {
+Status build_chunk_table(const ListOf<Ref>& list, Ref* entries, uint32_t* chunks) {
+  static_assert(std::has_unique_object_representations_v<Ref>);
   int64_t next = 0;
   for (int64_t i = 0; i < list.size; ++i) {
-    entries[i] = entry_of(list.refs[i], static_cast<uint32_t>(next));
+    entries[i] = list.refs[i];
+    entries[i].first_chunk = static_cast<uint32_t>(next);
     next += chunk_count(list.refs[i].numel);
     if (next > UINT32_MAX / kChunkPieces) return Status::too_many_chunks;
   }

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "amp_ext/host_device.h"
 #include "amp_ext/lists.h"
@@ -30,22 +29,6 @@ struct UpdateRef {
   void* max_exp_avg_sq;  // has the dtype of exp_avg_sq
   void* copy;            // receives the updated fp32 param, rounded to copy_dtype
   float* step;           // counts the parameter's updates; null for all or for none
-  int64_t numel;
-  DType param_dtype;
-  DType grad_dtype;
-  DType exp_avg_dtype;
-  DType exp_avg_sq_dtype;
-  DType copy_dtype;
-};
-
-struct UpdateEntry {
-  void* param;
-  const void* grad;
-  void* exp_avg;
-  void* exp_avg_sq;
-  void* max_exp_avg_sq;
-  void* copy;
-  float* step;
   DType param_dtype;
   DType grad_dtype;
   DType exp_avg_dtype;
@@ -56,27 +39,6 @@ struct UpdateEntry {
   uint32_t first_chunk;
   uint32_t zero;
 };
-
-static_assert(std::has_unique_object_representations_v<UpdateEntry>);
-
-constexpr UpdateEntry entry_of(const UpdateRef& t, uint32_t first_chunk) {
-  return {t.param,
-          t.grad,
-          t.exp_avg,
-          t.exp_avg_sq,
-          t.max_exp_avg_sq,
-          t.copy,
-          t.step,
-          t.param_dtype,
-          t.grad_dtype,
-          t.exp_avg_dtype,
-          t.exp_avg_sq_dtype,
-          t.copy_dtype,
-          {},
-          t.numel,
-          first_chunk,
-          0};
-}
 
 using UpdateList = ListOf<UpdateRef>;
 

@@ -122,7 +122,7 @@ __global__ __launch_bounds__(kForeachThreads, kCastBlocksPerSm) void cast_kernel
     const Table __grid_constant__ table) {
   begin_grid();
   for_each_span<kForeachThreads>(
-      table, Share(table), [](const CastEntry& entry, const ForeachSpan& span) {
+      table, Share(table), [](const CastRef& entry, const ForeachSpan& span) {
         with_elements(entry.output, entry.output_dtype, [&](auto* to) {
           with_elements(entry.input, entry.input_dtype, [&](const auto* from) {
             cast(span, to + span.offset, from + span.offset);

@@ -152,7 +152,7 @@ __device__ void with_elements(Void* data, DType dtype, Use use) {
 template <class Table, class Body>
 __device__ void visit_spans(const Table& table, Body& body) {
   for_each_span<kForeachThreads>(
-      table, Share(table), [&](const ChunkEntry& entry, const ForeachSpan& span) {
+      table, Share(table), [&](const TensorRef& entry, const ForeachSpan& span) {
         with_elements(entry.data, entry.dtype,
                       [&](auto* data) { body.visit(span, data + span.offset); });
       });
@@ -223,17 +223,16 @@ inline int foreach_blocks(uint32_t chunks, const cuda::Target& target) {
 // Calls launch_table(table, target) with the smallest table that holds the list.
 template <class Ref, class LaunchTable>
 Status launch_list(const ListOf<Ref>& list, Services& services, LaunchTable launch_table) {
-  using Entry = EntryOf<Ref>;
   const auto launch = [&](auto& table, Status built) {
     table.size = static_cast<int32_t>(list.size);
     return built == Status::ok ? launch_table(table, services.target()) : built;
   };
   const auto launch_inline = [&](auto bytes) {
-    InlineTable<Entry, bytes> table;
+    InlineTable<Ref, bytes> table;
     static_assert(sizeof table <= 32764 - 256, "an op's arguments are parameters too");
     return launch(table, build_chunk_table(list, table.inline_entries, &table.chunks));
   };
-  const auto fits = [&](auto bytes) { return list.size <= InlineTable<Entry, bytes>::kCapacity; };
+  const auto fits = [&](auto bytes) { return list.size <= InlineTable<Ref, bytes>::kCapacity; };
   constexpr std::integral_constant<int, kSmallTable> small;
   constexpr std::integral_constant<int, kMediumTable> medium;
   constexpr std::integral_constant<int, kLargeTable> large;
@@ -242,7 +241,7 @@ Status launch_list(const ListOf<Ref>& list, Services& services, LaunchTable laun
     if (fits(medium)) return launch_inline(medium);
     if (fits(large)) return launch_inline(large);
   }
-  DeviceTable<Entry> table;
+  DeviceTable<Ref> table;
   return launch(table, send_table(list, services, &table.device_entries, &table.chunks));
 }
 

@@ -142,7 +142,7 @@ struct SumSquaresPerTensor : SumSquares {
 template <class Table>
 __device__ double finish_norms(const Table& table, const double* partial_sums, float* norms) {
   const Shares shares(table.chunks);
-  const ChunkEntry* entries = table.entries();
+  const TensorRef* entries = table.entries();
   const int lane = threadIdx.x % 32;
   double mine = 0;
   for (int i = threadIdx.x / 32; i < table.size; i += kForeachThreads / 32) {
@@ -170,7 +170,7 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
   if constexpr (kPerTensor) {
     SumSquaresPerTensor body(factor, partial_sums, shared);
     for_each_span<kForeachThreads>(
-        table, Share(table), [&](const ChunkEntry& entry, const ForeachSpan& span) {
+        table, Share(table), [&](const TensorRef& entry, const ForeachSpan& span) {
           body.enter(span.tensor);
           with_elements(entry.data, entry.dtype,
                         [&](auto* data) { body.visit(span, data + span.offset); });

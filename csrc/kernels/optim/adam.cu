@@ -12,7 +12,7 @@ struct AdamChunk {
   const AdamFactors& factors;
   Rounding rounding;
 
-  __device__ AdamChunk(const UpdateEntry& e, int64_t offset, const AdamFactors& factors,
+  __device__ AdamChunk(const UpdateRef& e, int64_t offset, const AdamFactors& factors,
                        Rounding rounding)
       : param(e.param, e.param_dtype, offset),
         grad(e.grad, e.grad_dtype, offset),
@@ -71,7 +71,7 @@ struct Adam {
   __device__ Factors factors(const StepFactors& step, uint32_t number) const {
     return adam_factors(options, step, number);
   }
-  __device__ void update(const UpdateEntry& entry, const UpdateSpan& span, const Factors& factors,
+  __device__ void update(const UpdateRef& entry, const UpdateSpan& span, const Factors& factors,
                          Rounding rounding) const {
     const AdamChunk<true> plain(entry, span.offset, factors, rounding);
     if (plain.is_plain()) {

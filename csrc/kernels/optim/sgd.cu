@@ -12,7 +12,7 @@ struct SgdChunk {
   const SgdFactors& factors;
   Rounding rounding;
 
-  __device__ SgdChunk(const UpdateEntry& e, int64_t offset, const SgdFactors& factors,
+  __device__ SgdChunk(const UpdateRef& e, int64_t offset, const SgdFactors& factors,
                       Rounding rounding)
       : param(e.param, e.param_dtype, offset),
         grad(e.grad, e.grad_dtype, offset),
@@ -61,7 +61,7 @@ struct Sgd {
   __device__ Factors factors(const StepFactors& step, uint32_t number) const {
     return sgd_factors(options, step, /*is_first=*/number == 1);
   }
-  __device__ void update(const UpdateEntry& entry, const UpdateSpan& span, const Factors& factors,
+  __device__ void update(const UpdateRef& entry, const UpdateSpan& span, const Factors& factors,
                          Rounding rounding) const {
     const SgdChunk<true> plain(entry, span.offset, factors, rounding);
     if (plain.is_plain()) {

@@ -177,7 +177,7 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
 
   // Usually all steps are equal. Comparing them first spares the barriers below.
   const Share share(table);
-  const UpdateEntry* const entries = table.entries();
+  const UpdateRef* const entries = table.entries();
   bool differ = false;
   if (share.begin < share.end) {
     const float* const step = entries[share.first].step;
@@ -195,7 +195,7 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
   ptx::block_sync();
 
   for_each_span<kUpdateThreads>(
-      table, shared.share, [&](const UpdateEntry& entry, const UpdateSpan& span) {
+      table, shared.share, [&](const UpdateRef& entry, const UpdateSpan& span) {
         if (shared.differ && *entry.step != shared.step) {
           ptx::block_sync();  // all threads have used the previous factors
           if (threadIdx.x == 0) set_factors(entry.step);
