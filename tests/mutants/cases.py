@@ -103,18 +103,24 @@ def case(
 SIZES = (1, 5, 37, 2051)
 
 
-def placed(values: Tensor, offset: int) -> Tensor:
-    """Return a copy `offset` elements into its storage, with NaN behind it.
+def placed(values: Tensor, offset: int, around: float = NAN) -> Tensor:
+    """Return a copy `offset` elements into its storage, with other elements behind it.
 
-    A block of threads takes as many elements at a time as there are NaN.
+    A block of threads takes as many elements at a time as there are others.
     """
     count = values.numel() + offset + 512 * 16 // values.itemsize
-    memory = torch.full((count,), NAN, dtype=values.dtype)
+    memory = torch.full((count,), around, dtype=values.dtype)
     return memory[offset : offset + values.numel()].view_as(values).copy_(values)
 
 
-def numbers(dtype: torch.dtype, sizes: Sequence[int] = SIZES, offset: int = 0) -> list[Tensor]:
-    return [placed((torch.randn(n) * 100).to(dtype), offset) for n in sizes]
+def numbers(
+    dtype: torch.dtype, sizes: Sequence[int] = SIZES, offset: int = 0, around: float = NAN
+) -> list[Tensor]:
+    return [placed((torch.randn(n) * 100).to(dtype), offset, around) for n in sizes]
+
+
+def norms(grads: Sequence[Tensor]) -> Tensor:
+    return torch.full((len(grads),), NAN)
 
 
 def scalar(value: float) -> Tensor:
@@ -129,11 +135,15 @@ def of_lists() -> Iterator[Case]:
         yield case(f"{name}, by 1", "unscale_", grads(), scalar(0), scalar(1))
         yield case(name, "check_finite", grads(), scalar(0))
         loose = 1e-6
-        turns = numbers(dtype, (3 * 512 * 16 // dtype.itemsize + 7, 5), offset)
-        yield case(f"{name}, three turns", "unscale_", turns, scalar(0), scalar(0.0123))
-        yield case(f"{name}, three turns by 1", "unscale_", turns, scalar(0), scalar(1))
-        yield case(f"{name}, three turns", "check_finite", turns, scalar(0))
-        yield case(f"{name}, three turns", "grad_norm", turns, scalar(0), loose=loose)
+        turn = 512 * 16 // dtype.itemsize
+        for count in (3, 4, 8):
+            text, turns = f"{name}, {count} turns", numbers(dtype, (count * turn + 7, 5), offset)
+            yield case(text, "unscale_", turns, scalar(0), scalar(0.0123))
+            yield case(f"{text} by 1", "unscale_", turns, scalar(0), scalar(1))
+            yield case(text, "check_finite", turns, scalar(0))
+            yield case(text, "grad_norm", turns, scalar(0), loose=loose)
+            each_norm = {"norms": norms(turns), "loose": loose}
+            yield case(f"{text}, of each", "grad_norm", turns, scalar(0), **each_norm)
         yield case(name, "grad_norm", grads(), scalar(0), scalar(0.0123), loose=loose)
     for dtype, other in itertools.product((F16, BF16, F32, F64), repeat=2):
         for offset, place in (
@@ -145,7 +155,7 @@ def of_lists() -> Iterator[Case]:
             (0, 1),
         ):  # aligned alike, or not
             text = f"{str(dtype)[6:]} from {offset} to {str(other)[6:]} from {place}"
-            out = numbers(other, offset=place)
+            out = numbers(other, offset=place, around=7.0)
             yield case(text, "cast_", out, numbers(dtype, offset=offset))
     for dtype, offset in itertools.product((F16, BF16, F32, F64), (0, 1)):
         name = f"of bad {str(dtype)[6:]} from {offset}"
@@ -154,21 +164,29 @@ def of_lists() -> Iterator[Case]:
         yield each(f"{name}, by 1", "unscale_", bad_lists(dtype, offset), scalar(1))
         few = itertools.islice(bad_lists(dtype, offset), 18)
         yield each(f"{name}", "grad_norm", few, scalar(0.0123))
-    grads = numbers(F32)
-    for norm in (3.0, 0.25, INF):
+    for dtype, norm in itertools.product((F16, BF16, F32, F64), (3.0, 0.25, INF)):
+        grads, name = numbers(dtype), f"{str(dtype)[6:]} clipped by {norm}"
         clip = {"norm": scalar(norm), "max_norm": 1.0}
-        yield case(f"clipped by {norm}", "unscale_", grads, scalar(0), scalar(0.5), **clip)
-        yield case(f"clipped by {norm}, 1", "unscale_", grads, scalar(0), scalar(1.0), **clip)
+        yield case(name, "unscale_", grads, scalar(0), scalar(0.5), **clip)
+        yield case(f"{name}, 1", "unscale_", grads, scalar(0), scalar(1.0), **clip)
     large = numbers(F16, (70_000, 3, 40_000))
     yield case("large", "unscale_", large, scalar(0), scalar(0.0123))
     yield case("large", "grad_norm", large, scalar(0), loose=1e-6)
-    yield case("of each", "grad_norm", large, scalar(0), norms=torch.full((3,), NAN), loose=1e-6)
+    yield case("of each", "grad_norm", large, scalar(0), norms=norms(large), loose=1e-6)
+    behind = numbers(F32, (16389,))  # the second block has one piece of it
+    yield case(
+        "of a share's first piece", "grad_norm", behind, scalar(0), norms=norms(behind), loose=1e-6
+    )
     many = numbers(F32, [i % 5 for i in range(300)])
     yield case("many", "unscale_", many, scalar(0), scalar(0.0123))
     yield case("many", "grad_norm", many, scalar(0), scalar(0.5), loose=1e-6)
-    for dtype, factor in [(F32, 1e-22), (BF16, 1e-22), (F32, 1e22), (BF16, 1e22), (F16, 600.0)]:
-        extreme = [x * factor for x in numbers(dtype, (5, 2051, 9000))]
-        yield case(f"of {factor} {str(dtype)[6:]}", "grad_norm", extreme, scalar(0), loose=1e-6)
+    factors = [(F32, 1e22), (BF16, 1e22), (F16, 600.0)]
+    for dtype, factor in [*itertools.product((F32, BF16), (1e-22, 1e-24, 1e-26)), *factors]:
+        extreme = [x * factor for x in numbers(dtype, (5, 2051, 16391))]
+        name = f"of {factor} {str(dtype)[6:]}"
+        yield case(name, "grad_norm", extreme, scalar(0), loose=1e-6)
+        each_norm = {"norms": norms(extreme), "loose": 1e-6}
+        yield case(f"{name}, of each", "grad_norm", extreme, scalar(0), **each_norm)
     many = [x.clone() for x in many]
     many[-1][-1] = INF
     yield case("many, one bad", "unscale_", many, scalar(0), scalar(0.0123))
@@ -258,7 +276,7 @@ def state(
         found |= {"momentum_buffers": values("momentum_buffers", first), **SGD}
     if more.pop("copied", False):
         found["copies"] = values("copies", F16)
-    found["steps"] = [scalar(6.0 * (i % 4 == 1)) for i in range(len(sizes))]
+    found["steps"] = [scalar(6.0 * (i % 4 in (1, 2))) for i in range(len(sizes))]
     return {**found, **more}
 
 
@@ -278,9 +296,10 @@ def of_optimizers() -> Iterator[Case]:
         for kinds, offset in ((plain, 0), (plain, 1), (mixed, 0), (mixed, 3)):
             name = f"{text} {str(kinds[0])[6:]} from {offset}"
             yield case(name, op, **state(op, sizes, kinds, offset, copied=kinds == plain, **own))
-        for name in ("params", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"):
-            given = state(op, sizes, plain, 1, name, **own)
-            yield case(f"{text} with {name} from 1", op, **given)
+        names = ("params", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")
+        for name, offset in itertools.product(names, (1, 2)):
+            given = state(op, sizes, plain, offset, name, **own)
+            yield case(f"{text} with {name} from {offset}", op, **given)
         given = state(op, sizes, plain, 1, "copies", copied=True, **own)
         yield case(f"{text} with copies from 1", op, **given)
         for i in range(4):
@@ -298,13 +317,20 @@ def of_optimizers() -> Iterator[Case]:
             yield case(name, op, **state(op, sizes, plain, **own, **more))
         yield case("many", op, **state(op, [i % 4 for i in range(60)], plain, **own))
         yield case("large", op, **state(op, (70_000,) * 4, plain, **own))
-        yield case("large, mixed", op, **state(op, (70_000, 9), mixed, **own))
+        for copied in (False, True):
+            kinds = (F32, *mixed[1:]) if copied else mixed  # fp32 parameters alone have copies
+            given = state(op, (70_000, 9), kinds, copied=copied, **own)
+            yield case(f"large, mixed{', copied' * copied}", op, **given)
+        equal = {"steps": [scalar(6.0) for _ in sizes]}
+        yield case("of equal steps", op, **{**state(op, sizes, plain, **own), **equal})
     yield case(
         "large, amsgrad", "adam_", **state("adam_", (70_000, 9), mixed, amsgrad=True, **ADAMW)
     )
     yield case("large, copied", "adam_", **state("adam_", (70_000, 9), plain, copied=True, **ADAMW))
     given = state("adam_", (100_000, 9, 90_000), (BF16,) * 4, amsgrad=True, **chance, **ADAMW)
     yield case("large, by chance", "adam_", **given)
+    given = state("sgd_", (100_000, 9, 90_000), (BF16,) * 4, **chance, **NAG)
+    yield case("large, by chance", "sgd_", **given)
     yield case("large, copied", "sgd_", **state("sgd_", (70_000, 9), plain, copied=True, **NAG))
 
 
@@ -318,6 +344,13 @@ def integers(*shape: int, dtype: torch.dtype) -> Tensor:
 def by(rows: bool, x: Tensor) -> Tensor:
     """Return a matrix that lies by rows, or by columns."""
     return x if rows else x.mT.contiguous().mT
+
+
+def framed(x: Tensor) -> Tensor:
+    """Return a copy of matrices with NaN behind each line, and behind the last line."""
+    *batch, rows, columns = x.shape
+    memory = torch.full((*batch, rows + 8, columns + 8), NAN, dtype=x.dtype)
+    return memory[..., :rows, :columns].copy_(x)
 
 
 def of_products(
@@ -335,12 +368,21 @@ def of_products(
     ) -> tuple[Tensor, Tensor]:
         rows_a, rows_b = layouts[layout % len(layouts)]
         a, b = integers(*batch, m, k, dtype=dtype), integers(*batch, k, n, dtype=dtype)
-        return by(rows_a, a), by(rows_b, b)
+        return (
+            framed(a) if rows_a else framed(a.mT).mT,
+            framed(b) if rows_b else framed(b.mT).mT,
+        )
 
     for i, dtype in itertools.product(range(len(layouts)), (F16, BF16)):
         out = (F32, dtype)[i % 2]
         text = f"{name} of layout {layouts[i]} {str(dtype)[6:]} to {str(out)[6:]}"
         yield case(text, "gemm", *operands(dtype, 136, i), out_dtype=out, prepare=forced())
+        text, shares = f"{text} of a batch in 4 shares", operands(dtype, 136, i, (2,))
+        more = {"sum_batch": True, "out_dtype": out, "prepare": forced(splits=4)}
+        yield case(text, "gemm", *shares, **more)
+        text, c = f"{text} with c by columns", by(False, integers(m, n, dtype=out))
+        more = {"c": c, "out_dtype": out, "prepare": forced()}
+        yield case(text, "gemm", *operands(dtype, 136, i), **more)
     batch = operands(F16, 72, 0, (2,))
     yield case(f"{name} of a batch", "gemm", *batch, out_dtype=F16, prepare=forced())
     yield case(f"{name}, batch summed", "gemm", *batch, sum_batch=True, prepare=forced())
@@ -384,7 +426,13 @@ def of_products(
         yield case(f"{name} {activation}", "gemm_with_aux", a, b, **with_bias)
         aux = {"activation": activation, **loose}
         at = integers(m, n, dtype=out)
+        at[0, 0] = NAN
         yield case(f"{name} {activation}", "gemm_times_derivative", a, b, at, **aux)
+        text, at = f"{name} {activation} by columns", by(False, integers(m, n, dtype=out))
+        yield case(text, "gemm_times_derivative", a, b, at, **aux)
+    if not sm90:  # several tiles, of which a group has not all
+        a, b = integers(3 * m, 40, dtype=F16), by(False, integers(40, 2 * n, dtype=F16))
+        yield case(f"{name}, many", "gemm", a, b, out_dtype=F32, prepare=forced())
     for plan in ({"splits": 2}, {"splits": 3}):
         into = integers(m, n, dtype=F32)
         text = f"{name} with {plan}"
