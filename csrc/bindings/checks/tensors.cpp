@@ -168,7 +168,7 @@ bool GradList::add_plain(const at::Tensor& grad) {
   const int64_t numel = tensor->numel();
   void* const data = plain_memory(*tensor, numel, size_of(plain_dtype_), access_);
   if (!data || numel == 0) return false;
-  refs_.push_back({data, numel, 0, plain_dtype_, {}});
+  refs_.push_back({data, numel, 0, plain_dtype_});
   if (is_written()) written_.push_back(tensor);
   return true;
 }
@@ -179,7 +179,7 @@ void GradList::add_checked(const at::Tensor& grad) {
   if (grad._is_zerotensor()) {
     TORCH_CHECK(!is_written(), op_, ": ZeroTensors are immutable, expected ", item,
                 " to have memory: clone() it");
-    refs_.push_back({nullptr, 0, 0, dtype, {}});
+    refs_.push_back({nullptr, 0, 0, dtype});
     return;
   }
   const MemoryRange memory = checked_memory(op_, item, grad, access_);
@@ -190,7 +190,7 @@ void GradList::add_checked(const at::Tensor& grad) {
     written_.push_back(grad.unsafeGetTensorImpl());
   }
   if (dense) {
-    refs_.push_back({memory.data(), grad.numel(), 0, dtype, {}});
+    refs_.push_back({memory.data(), grad.numel(), 0, dtype});
     plain_ = TensorKind(grad);
     plain_dtype_ = dtype;
     return;
@@ -198,7 +198,7 @@ void GradList::add_checked(const at::Tensor& grad) {
   const at::NoGradGuard no_grad;
   const at::Tensor copy = grad.contiguous();
   gathered_.push_back({refs_.size(), grad, memory, copy});
-  refs_.push_back({copy.mutable_data_ptr(), copy.numel(), 0, dtype, {}});
+  refs_.push_back({copy.mutable_data_ptr(), copy.numel(), 0, dtype});
 }
 
 int64_t GradList::numel() const {

@@ -37,7 +37,7 @@ void CastPairs::add(const at::Tensor& output, const at::Tensor& input) {
   const MemoryRange to = checked_memory(kCast, output_item, output, Access::write);
   const MemoryRange from = checked_memory(kCast, input_item, input, Access::read);
   CastRef& ref = refs_.emplace_back(
-      CastRef{to.data(), from.data(), output.numel(), 0, output_dtype, input_dtype, {}});
+      CastRef{to.data(), from.data(), output.numel(), 0, output_dtype, input_dtype});
   outputs_.push_back(to);
   inputs_.push_back(from);
   if (ref.numel == 0) return;

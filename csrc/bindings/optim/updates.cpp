@@ -37,10 +37,8 @@ UpdateRef ref_of(int64_t numel, const std::array<void*, kRoles>& data,
           .exp_avg_dtype = dtypes[kExpAvg],
           .exp_avg_sq_dtype = dtypes[kExpAvgSq],
           .copy_dtype = dtypes[kCopy],
-          .zeros = {},
           .numel = numel,
-          .first_chunk = 0,
-          .zero = 0};
+          .first_chunk = 0};
 }
 
 // Compares the sizes of contiguous tensors.

@@ -1,7 +1,4 @@
-// Defines the arguments of the matrix products.
-//
-// Pointers are device pointers for the CUDA and Triton kernels and host pointers for the CPU
-// kernels, unless a comment says otherwise.
+// Defines the arguments of the matrix products. Pointers are device or host pointers as in lists.h.
 #pragma once
 
 #include <cstdint>

@@ -6,22 +6,19 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "amp_ext/dtype.h"
 #include "amp_ext/status.h"
 
 namespace amp_ext {
 
-// A tensor of a list: dense memory, with the elements in any order. `first_chunk` is the index of
-// the tensor's first chunk in the flattened list. An empty tensor owns no chunk. Refs have no
-// padding, so equal tables have equal bytes and need not be copied again.
+// A tensor of a list: dense memory, with the elements in any order. In a chunk table `first_chunk`
+// is the index of the tensor's first chunk in the flattened list. An empty tensor owns no chunk.
 struct TensorRef {
   void* data;
   int64_t numel;
   uint32_t first_chunk;
   DType dtype;
-  uint8_t zeros[3];
 };
 
 // A pair of tensors whose elements have the same order.
@@ -32,7 +29,6 @@ struct CastRef {
   uint32_t first_chunk;
   DType output_dtype;
   DType input_dtype;
-  uint8_t zeros[2];
 };
 
 constexpr int64_t kChunkElements = 16384;
@@ -55,7 +51,6 @@ struct ListOf {
 // Copies the refs with their first_chunk, and stores the list's number of chunks in *chunks.
 template <class Ref>
 Status build_chunk_table(const ListOf<Ref>& list, Ref* entries, uint32_t* chunks) {
-  static_assert(std::has_unique_object_representations_v<Ref>);
   int64_t next = 0;
   for (int64_t i = 0; i < list.size; ++i) {
     entries[i] = list.refs[i];

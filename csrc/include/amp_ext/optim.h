@@ -34,10 +34,8 @@ struct UpdateRef {
   DType exp_avg_dtype;
   DType exp_avg_sq_dtype;
   DType copy_dtype;
-  uint8_t zeros[3];
   int64_t numel;
   uint32_t first_chunk;
-  uint32_t zero;
 };
 
 using UpdateList = ListOf<UpdateRef>;
