@@ -130,7 +130,7 @@ def follow(trainer: Trainer, count: int, batches: int = 1, every: int = 0) -> li
 
 def three_digits(value: float) -> str:
     """Write 0.0123, 1.23, 123 and 12,346: without an exponent."""
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def summary(name: str, trainer: Trainer, records: Sequence[StepRecord], *more: str) -> str:
