@@ -112,31 +112,6 @@ def test_subclass_gradients_are_unscaled(value: float) -> None:
     assert same_outcome(script)[0] == "returned"
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda t: t.t(),
-        lambda t: t[:, :2],
-        lambda t: t[1:, 1:],
-        lambda t: t.flatten()[3:3],
-    ],
-    ids=["transposed", "columns", "block", "empty"],
-)
-def test_views_as_gradients(view: Any) -> None:
-    def script(scaler_class: ScalerClass) -> Any:
-        whole = torch.arange(12.0).view(3, 4)
-        grad = view(whole)
-        param = torch.ones(grad.shape)
-        param.grad = grad
-        scaler, optimizer = started(scaler_class), sgd(param)
-        scaler.unscale_(optimizer)
-        seen = [whole.clone(), param.grad.clone()]
-        scaler.step(optimizer)
-        return seen, param
-
-    assert same_outcome(script)[0] == "returned"
-
-
 def test_view_with_holes_in_a_graph() -> None:
     """A gradient of create_graph may be a view, and is not a leaf."""
     param = torch.ones(4, 2)
@@ -168,12 +143,6 @@ BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
         lambda: leaf(GOOD, torch.float16),
         ValueError,
         r"^Attempting to unscale FP16 gradients\. .* allow_fp16_grads=True$",
-    ),
-    "int": (lambda: leaf([4, 8], torch.int32), NotImplementedError, "not implemented for 'Int'"),
-    "complex": (
-        lambda: leaf(GOOD, torch.complex64),
-        NotImplementedError,
-        "not implemented for 'ComplexFloat'",
     ),
     "sparse int": (lambda: sparse_leaf(torch.int32), NotImplementedError, "for 'Int'"),
     "meta": (lambda: leaf(GOOD, device="meta"), Exception, "meta"),

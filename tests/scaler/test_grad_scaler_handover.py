@@ -145,12 +145,13 @@ def test_a_step_wrapped_after_the_clip_is_refused() -> None:
     assert params(optimizer)[0].item() == pytest.approx(0.5, abs=1e-5)
 
 
+@pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize("way", ["subclass", "instance"])
 @pytest.mark.parametrize(
     "method", ["unscale_", "_unscale_grads_", "_check_inf_per_device", "_maybe_opt_step"]
 )
-def test_overridden_methods_of_the_scaler_are_called(method: str, way: str) -> None:
-    """step() of an optimizer of amp_ext.optim uses a subclass's methods."""
+def test_overridden_methods_of_the_scaler_are_called(method: str, way: str, clips: bool) -> None:
+    """step() and clip_grad_norm_() of an optimizer of amp_ext.optim use a subclass's methods."""
     calls = []
 
     def own(scaler: Any, *args: Any) -> Any:
@@ -161,8 +162,10 @@ def test_overridden_methods_of_the_scaler_are_called(method: str, way: str) -> N
     optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(cls)
     if way == "instance":
         setattr(scaler, method, lambda *args: own(scaler, *args))
+    if clips:
+        assert scaler.clip_grad_norm_(optimizer, math.inf).item() == 2.0
     scaler.step(optimizer)
-    assert calls == [method]
+    assert calls == ([] if clips and method == "_check_inf_per_device" else [method])
     assert params(optimizer)[0].tolist() == [0.0]
 
 
