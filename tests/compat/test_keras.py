@@ -44,7 +44,6 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense_1(x).relu()
-        self.seen = x.dtype
         return self.predictions(self.dense_logits(self.dense_2(x).relu()))
 
 
@@ -56,48 +55,15 @@ def loss_of(predictions: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.nll_loss(predictions.log(), targets)
 
 
-def train(model: nn.Module, optimizer: Any, overflow_at: int | None = None) -> list[float]:
+def train(model: nn.Module, optimizer: LossScaleOptimizer, overflow_at: int) -> None:
     """Run the guide's custom training loop, with torch.autograd.grad for GradientTape."""
-    losses = []
     for step, (x, y) in enumerate(zip(INPUTS, TARGETS, strict=True)):
         loss = loss_of(model(x), y)
-        losses.append(loss.item())
-        if not isinstance(optimizer, LossScaleOptimizer):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            continue
         variables = list(model.parameters())
         gradients = torch.autograd.grad(optimizer.scale_loss(loss), variables)
         if step == overflow_at:
             gradients[0][0, 0] = math.inf
         optimizer.apply(gradients, variables)
-    return losses
-
-
-# Five rounded tensors lie between input and output of the network: three hidden tensors and two
-# weights. Each rounding moves the logits, all below 4, by 2**-11 (2**-8) of their sum of 32 terms
-# at most. Steps of SGD, at 0.1 of gradients below 1, do not amplify this.
-ROUNDINGS = 5 * 4
-
-
-@pytest.mark.parametrize(("name", "ulp"), [("mixed_float16", 2**-11), ("mixed_bfloat16", 2**-8)])
-def test_the_guides_training_loop(name: str, ulp: float) -> None:
-    """The guide's program trains as in float32, up to roundings."""
-    plain = Classifier()
-    set_global_policy(name)
-    model = apply_policy(copy.deepcopy(plain))
-    apply_policy(model.predictions, "float32")
-    expected = train(plain, torch.optim.SGD(plain.parameters(), 0.1))
-    optimizer = LossScaleOptimizer(torch.optim.SGD(model.parameters(), 0.1))
-    losses = train(model, optimizer)
-    assert model.seen == getattr(torch, model.dtype_policy.compute_dtype)
-    assert model(INPUTS[0]).dtype == FP32
-    assert losses != expected
-    for loss, reference in zip(losses, expected, strict=True):
-        assert abs(loss - reference) < ROUNDINGS * ulp
-    assert losses[-1] < losses[0]
-    assert all(parameter.dtype == FP32 for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, amp_ext.optim.Adam])
@@ -126,34 +92,6 @@ def test_an_overflow_is_skipped_as_by_the_scaler(make: Any) -> None:
     for key, state in states[1].items():
         for name, value in state.items():
             assert_same(torch.as_tensor(states[0][key][name]), torch.as_tensor(value))
-
-
-def kerass_scale(scale: float, steps: int, overflows: list[bool]) -> list[float]:
-    """Return the scales by Keras 3's rule (keras/src/optimizers/loss_scale_optimizer.py)."""
-    counter, seen = 0, []
-    for overflow in overflows:
-        if overflow:
-            counter, scale = 0, scale / 2
-        elif counter == steps - 1:
-            counter, scale = 0, scale * 2
-        else:
-            counter += 1
-        seen.append(scale)
-    return seen
-
-
-def test_the_scale_moves_as_kerass() -> None:
-    """The scale follows Keras's rule through 300 steps."""
-    generator = torch.Generator().manual_seed(3)
-    overflows = (torch.rand(300, generator=generator) < 0.2).tolist()
-    weight = torch.ones(1, requires_grad=True)
-    optimizer = LossScaleOptimizer(torch.optim.SGD([weight], 0.0), dynamic_growth_steps=4)
-    assert optimizer.scale_loss(torch.ones(())).item() == 2.0**15
-    seen = []
-    for overflow in overflows:
-        optimizer.apply([torch.tensor([math.inf if overflow else 1.0])])
-        seen.append(optimizer.dynamic_scale)
-    assert seen == kerass_scale(2.0**15, 4, overflows)
 
 
 def test_gradients_are_given_in_three_ways() -> None:
@@ -258,6 +196,7 @@ def sgd() -> torch.optim.SGD:
 @pytest.mark.parametrize("inner", [3, LossScaleOptimizer(sgd())], ids=["int", "nested"])
 def test_bad_optimizers(inner: Any) -> None:
     """Only an optimizer of torch has its loss scaled, with options of the scaler."""
+    assert LossScaleOptimizer(sgd()).dynamic_scale == 2.0**15
     with pytest.raises(TypeError, match="inner_optimizer: expected an optimizer of torch, got"):
         LossScaleOptimizer(inner)
     with pytest.raises(TypeError, match="clipnorm"):
