@@ -64,32 +64,16 @@ def subclass(optimizer: Any, look: Look) -> None:
     optimizer.__class__ = Watching
 
 
-def pre_hook(optimizer: Any, look: Look) -> None:
-    optimizer.register_step_pre_hook(lambda *_: look())
-
-
-def post_hook(optimizer: Any, look: Look) -> None:
-    optimizer.register_step_post_hook(lambda *_: look())
-
-
-def global_pre_hook(optimizer: Any, look: Look) -> Any:
-    return register_optimizer_step_pre_hook(lambda *_: look())
-
-
-def global_post_hook(optimizer: Any, look: Look) -> Any:
-    return register_optimizer_step_post_hook(lambda *_: look())
-
-
-WATCHES = [
-    instance,
-    wraps,
-    below_a_scheduler,
-    subclass,
-    pre_hook,
-    post_hook,
-    global_pre_hook,
-    global_post_hook,
-]
+WATCHES: dict[str, Callable[[Any, Look], Any]] = {
+    "instance": instance,
+    "wraps": wraps,
+    "below a scheduler": below_a_scheduler,
+    "subclass": subclass,
+    "pre-hook": lambda optimizer, look: optimizer.register_step_pre_hook(lambda *_: look()),
+    "post-hook": lambda optimizer, look: optimizer.register_step_post_hook(lambda *_: look()),
+    "global pre-hook": lambda _, look: register_optimizer_step_pre_hook(lambda *_: look()),
+    "global post-hook": lambda _, look: register_optimizer_step_post_hook(lambda *_: look()),
+}
 
 
 @contextmanager
@@ -105,7 +89,7 @@ def watched(watch: Callable[..., Any], optimizer: Any) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize("clips", [False, True])
-@pytest.mark.parametrize("watch", WATCHES)
+@pytest.mark.parametrize("watch", WATCHES.values(), ids=WATCHES)
 def test_a_watched_step_sees_unscaled_gradients(watch: Callable[..., Any], clips: bool) -> None:
     """A watched step is not called after an overflow."""
     optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5, fused=clips), started(OURS)
