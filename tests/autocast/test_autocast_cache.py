@@ -71,7 +71,7 @@ def test_cast_once(x: Tensor, weight: Tensor, dtype: torch.dtype, use: Any, grad
 def test_grad_mode_may_change(x: Tensor, weight: Tensor, use: Any) -> None:
     low = x.half()
     with amp_ext.autocast("cpu", dtype=FP16):
-        for mode in (torch.enable_grad, torch.no_grad, torch.enable_grad, torch.inference_mode):
+        for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad, torch.no_grad):
             with mode():
                 assert use(low, weight).requires_grad == torch.is_grad_enabled()
         use(low, weight).sum().backward()

@@ -73,29 +73,17 @@ def test_errors_name_what_helps(param: Callable[[], Any], helps: list[str]) -> N
     assert [text for text in helps if text in str(raised.value)] == helps
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.ones(2),
-        lambda: torch.ones((), requires_grad=True),
-        lambda: torch.ones((), device="meta"),
-        lambda: 2,
-        lambda: "2",
-        lambda: torch.ones(1),
-    ],
-    ids=["two-elements", "requires-grad", "other-device", "int", "str", "shape-(1,)"],
-)
-def test_bad_new_scale(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("value", [torch.ones(2), torch.ones((), device="meta"), 2], ids=str)
+def test_bad_new_scale(value: Any) -> None:
     """A bad new scale is torch's error, and the step can still be closed afterwards."""
 
     def script(scaler_class: ScalerClass) -> Any:
         scaler, optimizer = started(scaler_class), sgd(leaf(math.inf))
         scaler.step(optimizer)
-        error = outcome(lambda: scaler.update(make()))
-        assert error[0] == "raised"
+        error = outcome(lambda: scaler.update(value))
         before = state_of(scaler, [optimizer])
         scaler.update()
         return error, before, scaler.get_scale()
 
-    _, (_, _, scale) = same_outcome(script)
-    assert scale == 2.0
+    _, (error, _, scale) = same_outcome(script)
+    assert (error[0], scale) == ("raised", 2.0)
