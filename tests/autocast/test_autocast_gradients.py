@@ -73,9 +73,13 @@ def second_order(
 
 @every_form
 def test_second_order(form: Form) -> None:
-    """Second derivatives of routed products of small whole numbers are exact."""
+    """Second derivatives of routed products of small whole numbers are exact.
+
+    The weights of the gradients, whole numbers times 1 + 2**-14, are FP32 alone. The gradient of
+    the 16-bit cotangent has a part from each of the gradients, rounded by 2**-11 of it.
+    """
     tensors = [tensor.sign() for tensor in form.tensors([FP32], FP32)]
-    weights = [torch.randint_like(tensor, -1, 2) for tensor in tensors]
+    weights = [torch.randint_like(tensor, -1, 2) * (1 + 2.0**-14) for tensor in tensors]
     cotangent = torch.randint_like(form.run(*tensors, **form.scalars), -1, 2)
     region = amp_ext.autocast("cpu", dtype=FP16)
     actual = second_order(form, tensors, cotangent, weights, region)
@@ -83,7 +87,8 @@ def test_second_order(form: Form) -> None:
     exact = second_order(form, given[0], *given[1], given[2], contextlib.nullcontext())
     for tensor, grad, wanted in zip([*tensors, cotangent], actual, exact, strict=True):
         assert grad.dtype == tensor.dtype
-        assert grad.double().equal(wanted)
+        allowed = 2.0**-8 * wanted.abs().max() if tensor is cotangent else 0.0
+        assert ((grad.double() - wanted).abs() <= allowed).all()
 
 
 # Name -> a product of inputs [2, 4] and a weight [4, 4]; row i takes input i alone.
