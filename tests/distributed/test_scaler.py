@@ -126,9 +126,7 @@ WRAPPERS = {
     "fsdp1_orig_params": functools.partial(fsdp1, True),
     "fsdp1_offload": functools.partial(fsdp1, True, offload=True),
     "fsdp2": fsdp2,
-    "fsdp2_no_reshard": functools.partial(fsdp2, reshard_after_forward=False),
     "fsdp2_float16": functools.partial(fsdp2_in, torch.float16),
-    "fsdp2_bfloat16": functools.partial(fsdp2_in, torch.bfloat16),
     "hsdp": hsdp,
     "tensor_parallel": tensor_parallel,
 }

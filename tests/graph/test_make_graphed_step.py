@@ -631,37 +631,6 @@ def test_a_scripted_model() -> None:
 
 @pytest.mark.skipif(not is_running(), reason="counts by the fake CUDA runtime")
 @on_cuda
-def test_the_end_of_a_step_is_three_kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check, optimizer step and update are a kernel each; two of them clear their tickets."""
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
-    operations = []
-    for steps in (True, False):
-        model = nn.Linear(4, 2, device=device)
-        optimizer = amp_ext.optim.AdamW(model.parameters(), lr=LR)
-        scaler = amp_ext.GradScaler(device)
-
-        def step_fn(inputs: Tensor) -> None:
-            scaler.scale(model(inputs).sum()).backward()  # noqa: B023
-            if steps:  # noqa: B023
-                scaler.clip_grad_norm_(optimizer, 1.0)  # noqa: B023
-                scaler.step(optimizer)  # noqa: B023
-                scaler.update()  # noqa: B023
-
-        step = make_graphed_step(
-            step_fn, modules=model, optimizers=optimizer, scaler=scaler, warmup=1
-        )
-        inputs = torch.ones(3, 4, device=device)
-        for _ in range(2):
-            step(inputs)
-        with recorded() as calls:
-            step(inputs)
-        (graph,) = calls.of("graph")
-        operations.append(int(graph.split()[0]))
-    assert operations[0] - operations[1] == 3 + 2
-
-
-@pytest.mark.skipif(not is_running(), reason="counts by the fake CUDA runtime")
-@on_cuda
 def test_what_a_replay_asks_for(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay launches the graph and copies arguments and results, without a wait."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)

@@ -79,7 +79,6 @@ def test_optimizer_without_gradients_is_accepted_when_allowed(kind: str) -> None
         ({"min_scale": 1.5}, [math.inf] * 3, [2.0, 1.5, 1.5]),
         ({"max_scale": 10.0, "growth_interval": 1}, [1.0] * 3, [8.0, 10.0, 10.0]),
         ({"hysteresis": 2}, [math.inf, 1.0, math.inf, math.nan, math.inf], [4, 4, 4, 2, 1]),
-        ({"hysteresis": 1}, [math.inf, 1.0, math.inf], [2.0, 2.0, 1.0]),
     ],
     ids=str,
 )
