@@ -2,7 +2,7 @@
 
     python tests/probe/run.py
     python tests/probe/run.py --device cuda
-    python tests/probe/run.py --probe wgmma_k_major --device cuda
+    python tests/probe/run.py --probe wgmma_groups --device cuda
 
 The script compares each with NVIDIA's manual. On a GPU, one of compute capability 9.0, each probe
 has a process of its own and a time limit, because a wrong assumption may hang. The exit status is 1
