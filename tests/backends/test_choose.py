@@ -98,6 +98,13 @@ print(amp_ext._C.choose("amp_ext", "cuda"), grad.sum().item())
 
 
 @pytest.mark.ptx
+def test_the_reason_is_given() -> None:
+    half, double = (torch.zeros(4, 4, dtype=dtype) for dtype in (FP16, FP64))
+    assert _C.gemm_choice(half, half) == ("ptx", "AMP_EXT_GEMM is kernel")
+    assert _C.gemm_choice(double, double) == ("library", "FP64 operands")
+
+
+@pytest.mark.ptx
 def test_batches_and_sums_of_them_are_different_products() -> None:
     """Batches and sums of batches are different products: kernels count steps in 32 bits."""
     a, b = (torch.zeros(*size, dtype=FP16).expand(2**30, *size) for size in ((2, 64), (64, 2)))

@@ -178,6 +178,24 @@ def test_graph(device: str, warm: bool) -> None:
 
 
 @on_cuda
+def test_graph_with_branches(device: str) -> None:
+    grads, others, side = Grads(device), Grads(device, 7), torch.cuda.Stream()
+
+    def step() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            grads.unscale()
+        others.unscale()
+        torch.cuda.current_stream().wait_stream(side)
+
+    graph = captured(step)
+    for _ in range(2):
+        graph.replay()
+    grads.check(2)
+    others.check(2)
+
+
+@on_cuda
 @pytest.mark.parametrize("ends", [False, True])
 def test_thread_during_a_capture(device: str, ends: bool) -> None:
     """A thread may use a stream for the first time, or end, during a capture."""

@@ -121,6 +121,16 @@ def test_each_device_loads_its_own_cuda(launched: list[tuple[Any, ...]]) -> None
     assert not set(functions[:2]) & set(functions[2:4])
 
 
+def test_a_stream_of_its_own_cuda(launched: list[tuple[Any, ...]]) -> None:
+    usual, stream = torch.cuda.current_stream().cuda_stream, torch.cuda.Stream()
+    for calls in (list_calls, gemm_calls):
+        call = next(calls())
+        call()
+        with torch.cuda.stream(stream):
+            call()
+    assert [launch[3] for launch in launched] == 2 * [usual, stream.cuda_stream]
+
+
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Keep the arguments of later launches of products, by the names of parameters."""
@@ -141,6 +151,13 @@ def test_products_of_other_tensors_cuda(known: list[dict[str, Any]]) -> None:
     given = {"a": x, "b": weight, "bias": bias, "out": ops.linear(x, weight, bias)}
     got = known[-1]
     assert all(got[name] == tensor.data_ptr() for name, tensor in given.items())
+
+
+def test_a_bias_with_holes_is_copied_cuda(known: list[dict[str, Any]]) -> None:
+    x, bias = on_gpu(64, 64), on_gpu(128)
+    ops.linear(x, x, bias[:64])
+    ops.linear(x, x, bias[::2])
+    assert known[-1]["bias"] not in (0, bias.data_ptr())
 
 
 def test_splits_and_column_sums_have_memory_cuda(known: list[dict[str, Any]]) -> None:

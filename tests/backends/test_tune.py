@@ -225,11 +225,13 @@ def with_field(stored: dict[str, Any], field: int, value: Any) -> str:
     "damage",
     [
         lambda stored: "",
+        lambda stored: json.dumps([stored]),
         lambda stored: json.dumps({**stored, "identity": "another machine"}),
+        lambda stored: with_field(stored, 1, [1]),
         lambda stored: with_field(stored, 3, "2"),
         lambda stored: with_field(stored, 2, "hip"),
     ],
-    ids=["empty", "foreign", "variant", "backend"],
+    ids=["empty", "a list", "foreign", "key", "variant", "backend"],
 )
 def test_a_damaged_or_foreign_file_is_no_table(
     damage: Callable[[dict[str, Any]], str], file: Path

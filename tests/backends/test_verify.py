@@ -269,6 +269,28 @@ def test_a_wrong_kernel_of_products_leaves_the_other(
     assert all(f"ptx kernels of gemm_{wrong}_f16 did not pass" in text for text in texts)
 
 
+def test_a_tile_that_is_not_left_is_not_measured(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = load()
+    library.set_sm90(True)
+    result = verify.Result("", "today")
+    monkeypatch.setattr(
+        verify,
+        "verify_family",
+        lambda backend, family, device: result._replace(failure="sm90" * ("sm90" in family)),
+    )
+    try:
+        assert _C.start_noting()
+        with pytest.warns(RuntimeWarning, match="gemm_sm90_f16"):
+            ops.gemm(ALIGNED, ALIGNED)
+        (product,) = _C.stop_noting()
+        variants = [variant for name, variant in product.candidates(False) if name == "ptx"]
+    finally:
+        library.set_sm90(False)
+    assert variants and all(variant % 2 == 0 for variant in variants)  # odd: of sm90
+
+
 def test_a_driver_without_tensor_maps_turns_off_sm90_alone(load: Load) -> None:
     library = load()
     library.set_sm90(True)
@@ -333,6 +355,8 @@ def test_a_failure_is_remembered(load: Load) -> None:
     "spoil",
     [
         lambda text: text[:-9],
+        lambda text: "[]",
+        lambda text: json.dumps({**json.loads(text), "verified": [1]}),
         lambda text: text.replace(torch.__version__, "1.0"),
         lambda text: json.dumps({**json.loads(text), "verified": {"ptx update_scale": [""]}}),
     ],

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
 import torch
 
 import gpu
@@ -63,20 +61,6 @@ def test_a_failed_stage_leaves_the_others_their_results(tmp_path: Path) -> None:
     assert [line for line in logged if line in said] == said
 
 
-def test_a_budget_is_kept_and_the_benchmarks_have_their_time(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(gpu, "BENCHMARKS_S", 15)
-    lines = run_all(
-        tmp_path,
-        stage("greedy", SLEEPS),
-        stage("late", ""),
-        stage("bench", "print('here')", group="bench"),
-        budget=17.0,
-    )
-    assert lines[2].startswith("greedy           FAILED, out of time after ")
-    assert "late             left out, no time" in lines
-    assert lines[-1].startswith("bench            ok")
-
-
 def test_a_rehearsal_has_the_stages_of_a_gpu_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setenv("AMP_EXT_GEMM", "kernel")
@@ -93,39 +77,6 @@ def test_a_rehearsal_has_the_stages_of_a_gpu_run(tmp_path: Path, monkeypatch) ->
     environment = gpu.environment(dry=False)
     assert environment["TORCH_CUDA_ARCH_LIST"] == "9.0a"
     assert "AMP_EXT_GEMM" not in environment, "the caller's choice of kernels is not taken"
-
-
-CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-ENDLESS = f"""
-import os, signal, sys
-sys.path.insert(0, {str(ROOT / "bench")!r})
-import gpu
-
-child = [sys.executable, "-c", {CHILD!r}]
-command = [sys.executable, "-c", f"import subprocess; subprocess.run({{child}})"]
-os.environ["FAKE_CUDA_KERNELS"] = "here"
-gpu.torch.cuda.is_available = lambda: True
-gpu.stages = lambda ledger, dry: [gpu.Stage("sleeps", command, 60)]
-signal.signal(signal.SIGTERM, gpu.stop)
-sys.exit(gpu.main(["--dry-run", sys.argv[1]]))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
-def test_when_it_is_ended_no_child_of_a_stage_is_left_running(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True) as run:
-        lines = (line.strip() for line in run.stdout)
-        child = Path("/proc", next(line for line in lines if line.isdigit()), "stat")
-        run.terminate()
-        run.stdout.close()
-        assert run.wait(20) == 128 + signal.SIGTERM
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
-    (summary,) = tmp_path.glob("rehearsal/*.summary.txt")
-    written = summary.read_text().splitlines()
-    assert written[0].startswith("REHEARSAL on tests/fake_cuda: no figure of it is a GPU's")
-    assert written[2].startswith("sleeps           FAILED, interrupted (")
-    assert written[-1] == "nothing was measured"
 
 
 def test_the_small_inputs_are_computed_on_a_cpu() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -20,21 +19,6 @@ LIMIT = {"case": "copy 64 Mi", "provider": "copy", "limit": True, "ratio": None}
 
 
 # ---- ledgers -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"op": "uns', "is not a JSON object"),
-        (json.dumps(record()).replace("p20_us", "us"), "lacks p20_us"),
-    ],
-)
-def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
-    file = tmp_path / "a.jsonl"
-    ledger.append(file, [record()])
-    file.write_text(f"{file.read_text()}\n{line}\n")
-    with pytest.raises(ValueError, match=rf"a\.jsonl:3 {message}"):
-        ledger.read(file)
 
 
 # ---- docs/measuring.md -------------------------------------------------------------------------
@@ -119,20 +103,3 @@ def test_the_newest_whole_measurement_of_a_case_counts(
     ledger.append(tmp_path / "cpu/1.jsonl", records)
     (run,) = evidence.newest(tmp_path)["cpu"]
     assert run.ratios["cpu"] == ratios
-
-
-def test_every_machine_has_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plot = pytest.importorskip("plot", reason="figures are drawn with matplotlib")
-    every = [record(op="train"), record(**LIMIT, op="cast", gb_per_s=4.0)]
-    for provider in ("cpu", "torch"):
-        every.append(record(op="cast", provider=provider, bytes=8, gb_per_s=2.0))
-        product = {"bytes": 8, "flops": 64, "gflop_per_s": 5.0, "dtype": "fp16"}
-        every.append(record(op="gemm", provider=provider, **product))
-    results = tmp_path / "results"
-    ledger.append(results / "a/1.jsonl", every)
-    ledger.append(results / "b/1.jsonl", [record(op="train")])
-    assert [file for _, file, _ in page.figures(results)] == ["a.steps.svg", "a.roofline.svg"]
-    options = ["--results", str(results), "--out", str(tmp_path), "--formats", "png"]
-    assert plot.main(options) == 0
-    assert len(list(tmp_path.glob("*.png"))) == 2 + 1
-    assert "b: no roofline, the ledger has no right result of gemm" in capsys.readouterr().out
