@@ -63,11 +63,14 @@ def test_module_built_against_another_torch(package: Path) -> None:
         ("2.14.0+cu130", "2.14.1+cu130", True),
         ("2.14.0", "2.14.1", True),
         ("2.14.0+cu130", "2.15.0+cu130", False),
+        ("2.1.0+cu130", "2.11.0+cu130", False),
         ("2.14.0+cu130", "2.14.0+cu126", False),
         ("2.14.0+cu130", "2.14.1+cpu", False),
+        ("2.14.0+cu130", "2.14.1", False),
         ("2.15.0a0+git1a2b3c4", "2.15.0a0+git1a2b3c4", True),
         ("2.15.0a0+git1a2b3c4", "2.15.0a0+git5d6e7f8", False),
         ("2.15.0.dev20261101+cu130", "2.15.0.dev20261102+cu130", False),
+        ("2.15.0+cu130", "2.15.1.dev20261102+cu130", False),
     ],
 )
 def test_patch_releases_of_one_build_fit(built_against: str, installed: str, fits: bool) -> None:

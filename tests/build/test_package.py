@@ -47,6 +47,7 @@ DEFAULT = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
     ("text", "expected"),
     [
         ("8.0+PTX;9.0a", ["8.0+PTX", "9.0a"]),
+        (" 8.0+PTX 9.0a;", ["8.0+PTX", "9.0a"]),
         ("8.0+PTX;9.0", ["8.0+PTX", "9.0a"]),  # Hopper has its own instructions
         ("9.0+PTX", ["9.0a", "9.0+PTX"]),
         ("", DEFAULT),
@@ -60,8 +61,9 @@ def test_arch_list(text: str, expected: list[str]) -> None:
 
 
 def test_arch_list_names_a_bad_entry() -> None:
-    with pytest.raises(PlatformError, match=r"TORCH_CUDA_ARCH_LIST.*'8\.0\+ptx'"):
-        setup.parse_arch_list("8.0;8.0+ptx", KNOWN)
+    for text in ("80", "8.0+ptx", "9.0b"):
+        with pytest.raises(PlatformError, match=f"TORCH_CUDA_ARCH_LIST.*{re.escape(repr(text))}"):
+            setup.parse_arch_list(f"8.0;{text}", KNOWN)
 
 
 def test_gencode_flags() -> None:
@@ -79,6 +81,7 @@ def test_gencode_flags() -> None:
         ("lists", DEFAULT, DEFAULT),
         ("gemm/sm80", DEFAULT, ["8.0+PTX", "9.0a", "12.0"]),
         ("gemm/sm80", ["10.0+PTX"], ["10.0+PTX"]),
+        ("gemm/sm80", ["9.0a+PTX", "10.0"], ["9.0a+PTX", "10.0"]),
         ("gemm/sm80", ["7.5+PTX", "8.0", "10.0"], ["8.0", "10.0"]),
         ("gemm/sm80", ["7.5"], []),
         ("gemm/sm90", DEFAULT, ["9.0a"]),
@@ -95,6 +98,7 @@ def test_arch_specific_files(folder: str, arches: list[str], expected: list[str]
     ("nvcc", "torch_cuda", "force_cpu", "obstacle"),
     [
         ("13.0", "13.0", False, None),
+        ("13.1", "13.0", False, None),
         ("13.0", "13.0", True, "FORCE_CPU is set"),
         ("13.0", None, False, "torch is not a CUDA build"),
         (None, "13.0", False, "no nvcc"),
