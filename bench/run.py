@@ -141,9 +141,6 @@ def show(op: Op, records: Sequence[dict], about: dict[str, object]) -> None:
         if record["error"]:
             reason = record["error"].partition("\n")[0]
             print(f"NO RATIO for {record['case']}, {record['provider']}: {reason}")
-    foreign = max(record["foreign_cores"] or 0.0 for record in records)
-    if foreign > timing.FOREIGN_CORES:
-        print(f"note: other processes held up to {foreign:.1f} cores; repeat on a quiet machine")
 
 
 def compare_with_base(options: argparse.Namespace) -> int:

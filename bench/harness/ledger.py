@@ -37,7 +37,6 @@ class Record(TypedDict):
     ratio: float | None  # the baseline's p20 over this line's; None for refused cases too
     counted: bool  # whether the case enters the geometric mean
     error: str | None  # why there is no ratio
-    foreign_cores: float | None  # held by other processes before the case
     device: str  # "cpu" or "cuda"
     device_name: str
     driver: str | None

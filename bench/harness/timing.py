@@ -1,20 +1,16 @@
-"""Time several providers in turn, and measure the machine's load before."""
+"""Time several providers in turn."""
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from harness.ledger import BENCH_KEYS
 from harness.registry import Provider, described
-
-FOREIGN_CORES = 0.5
 
 
 @dataclass(frozen=True)
@@ -160,28 +156,3 @@ def by_triton(provider: Provider) -> dict[str, float | None]:
             except Exception:  # of any type
                 torch.cuda.synchronize()
     return times
-
-
-def foreign_load(wait: float) -> float:
-    """Return the cores held by others, looked at again after `wait` seconds if above half."""
-    load = _busy_cores()
-    if load > FOREIGN_CORES:
-        time.sleep(wait)
-        load = _busy_cores()
-    return load
-
-
-def _busy_cores() -> float:
-    """Return the cores that are busy while this process sleeps; 0 without /proc/stat."""
-    ticks = []  # idle and all, of all cores since boot; see proc_stat(5)
-    for seconds in (0.1, 0.0):
-        try:
-            line = Path("/proc/stat").read_text().partition("\n")[0]
-        except OSError:
-            return 0.0
-        counts = [int(field) for field in line.split()[1:9]]
-        ticks.append((counts[3] + counts[4], sum(counts)))
-        time.sleep(seconds)
-    (idle, total), (idle_later, total_later) = ticks
-    idle_share = (idle_later - idle) / max(1, total_later - total)
-    return (1 - idle_share) * (os.cpu_count() or 1) if total_later > total else 0.0

@@ -8,8 +8,7 @@ from torch import Tensor
 from amp_ext import ops
 from harness import lists, providers
 from harness.lists import Gradients
-from harness.providers import Line
-from harness.registry import BASELINE, BF16, FP16, FP32, Case, Op, Setup, Trial, check
+from harness.registry import BASELINE, BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, check
 
 NORMS = "inf norms"
 
@@ -38,13 +37,13 @@ def composed(grads: list[Tensor], flag: Tensor, one: Tensor) -> None:
 def build(shapes: list, dtypes: tuple, setup: Setup) -> Trial:
     lines = providers.lines(ours, theirs, setup.device)
     if setup.on_gpu and BF16 in dtypes:  # torch's CUDA op takes no bfloat16
-        del lines[BASELINE]
+        lines.pop()
     if setup.on_gpu or setup.quick:  # on a CPU ten times as slow
-        lines[NORMS] = Line(by_norms)
+        lines.append(Provider(NORMS, by_norms))
     return lists.build(shapes, dtypes, setup, lines, verify, composed)
 
 
-def verify(line: Line, grads: Gradients) -> None:
+def verify(line: Provider, grads: Gradients) -> None:
     """Expect found_inf for one infinity and for one NaN, and gradients as they were."""
     device = grads.flat[0].device
     one = torch.tensor(1.0, device=device)
@@ -66,7 +65,7 @@ def cases(setup: Setup) -> list[Case]:
 
 OP = Op(
     name="check_finite",
-    notes="Contiguous .grad tensors of parameters, sizes in elements. torch multiplies by 1 in "
+    notes="Contiguous gradients, sizes in elements. torch multiplies by 1 in "
     "place, as its GradScaler does for optimizers that unscale; inf norms are "
     "torch._foreach_norm's, which only reads. GB/s counts one read of every gradient.",
     rate="GB/s",

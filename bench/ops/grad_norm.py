@@ -8,8 +8,7 @@ from torch import Tensor
 from amp_ext import ops
 from harness import lists, providers
 from harness.lists import Gradients
-from harness.providers import Line
-from harness.registry import BF16, FP16, FP32, Case, Op, Setup, Trial, check
+from harness.registry import BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, check
 
 INV_SCALE = 1 / 65536
 # amp_ext rounds each product to float32, sums in float64 and rounds the root: twice half a unit.
@@ -46,7 +45,7 @@ def exact_norm(grads: Gradients) -> float:
     return torch.linalg.vector_norm(torch.stack(norms)).item() * INV_SCALE
 
 
-def verify(line: Line, grads: Gradients) -> None:
+def verify(line: Provider, grads: Gradients) -> None:
     """Expect right norms, the last element in them, and an infinity found."""
     device = grads.flat[0].device
     inv_scale = torch.tensor(INV_SCALE, device=device)

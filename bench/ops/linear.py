@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -14,9 +15,7 @@ import amp_ext.nn
 from amp_ext import ops
 from harness import providers
 from harness.bounds import compare
-from harness.providers import Line
 from harness.registry import (
-    BASELINE,
     BF16,
     FP16,
     FP32,
@@ -29,6 +28,7 @@ from harness.registry import (
     Work,
     check,
 )
+from ops import gemm
 from workloads.gemm_shapes import BILLION_1, BILLION_8, TOKENS, VIT_TOKENS, VIT_WIDTH
 
 LINEAR, MLP = "linear+GELU", "MLP"
@@ -97,10 +97,10 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
 
     lines = providers.lines(fused(layers), layers, setup.device, products=True)
     if setup.compiled and (program := providers.compiled(layers.forward, run)):
-        lines[providers.COMPILE] = Line(program)
+        lines.append(Provider(providers.COMPILE, program))
 
-    def timed(name: str, line: Line) -> Provider:
-        return Provider(name, partial(run, line.launch), around=line.around)
+    def timed(provider: Provider) -> Provider:
+        return replace(provider, launch=partial(run, provider.launch))
 
     @cache
     def expected() -> list[Tensor]:
@@ -113,27 +113,15 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
 
     names = ["result", "gradient of the input", *(name for name, _ in layers.named_parameters())]
 
-    def verify(name: str, line: Line) -> None:
-        results = run(line.launch)
+    def verify(provider: Provider) -> None:
+        name, results = provider.name, run(provider.launch)
         check(len(results) == len(expected()), f"{name} has {len(results)} results")
         for part, exact, result in zip(names, expected(), results, strict=False):
             check(result.dtype == dtype, f"{name}'s {part} is {result.dtype}")
             compare(result, exact.detach(), sum(block[1:]), dtype, f"{name}'s {part}")
 
     work = Work(flops=block.flops * (3 if backward else 1))
-    return providers.trial(lines, timed, verify, work)
-
-
-def limit(setup: Setup) -> Case:
-    """Time torch's product of square matrices in the first dtype."""
-    size = 64 if setup.quick else 512 if setup.small else 4096
-    dtype = (setup.dtypes(FP16, BF16, also=(FP32,)) or (FP16,))[0]
-
-    def build_product() -> Trial:
-        a, b = (torch.randn(size, size, device=setup.device).to(dtype) for _ in range(2))
-        return Trial((Provider(BASELINE, lambda: torch.mm(a, b.mT)),), work=Work(flops=2 * size**3))
-
-    return Case(f"torch.mm {size}^3 NT {NAMES[dtype]}", build_product, dtype=dtype, limit=True)
+    return Trial(lines, verify, work, timed)
 
 
 def blocks(setup: Setup) -> list[tuple[str, Block]]:
@@ -173,6 +161,6 @@ OP = Op(
     "all parameters. GFLOP/s counts the products.",
     rate="GFLOP/s",
     host=False,
-    limit=limit,
+    limit=gemm.limit,
     cases=cases,
 )

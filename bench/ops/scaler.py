@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 import amp_ext
 from harness import providers
-from harness.providers import Line
-from harness.registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, check
+from harness.registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, bound, check
 from workloads.gradients import gradients, parameters
 
 ELEMENTS = 4
@@ -73,17 +74,20 @@ def build(count: int, clips: bool, fused: bool, device: torch.device) -> Trial:
     model = Model(count, device)
     lines = providers.lines(amp_ext.GradScaler, torch.amp.GradScaler, device)
 
-    def loop(line: Line, model: Model) -> Loop:
-        return Loop(line.launch, model, clips, fused, device)
+    def timed(provider: Provider) -> Provider:
+        own = Loop(provider.launch, model, clips, fused, device)
+        return replace(
+            provider,
+            launch=own.run,
+            prepare=model.write_gradients,
+            excluded_ns=lambda: own.step_ns,
+        )
 
-    def timed(name: str, line: Line) -> Provider:
-        own = loop(line, model)
-        return Provider(name, own.run, model.write_gradients, lambda: own.step_ns, line.around)
+    def verify_line(provider: Provider) -> None:
+        pair = provider.launch, torch.amp.GradScaler
+        verify(*(Loop(each, Model(count, device), clips, fused, device) for each in pair))
 
-    def verify_line(name: str, line: Line) -> None:
-        verify(*(loop(each, Model(count, device)) for each in (line, lines[BASELINE])))
-
-    return providers.trial(lines, timed, verify_line, Work(parameters=count), [BASELINE])
+    return Trial(lines, verify_line, Work(parameters=count), timed, [BASELINE])
 
 
 def verify(mine: Loop, theirs: Loop) -> None:
@@ -114,15 +118,12 @@ def limit(setup: Setup) -> Case:
     """Time the least that Python can do: a list of all gradients."""
     count = 400 if setup.quick else 4000
 
-    def build_walk() -> Trial:
-        model = Model(count, setup.device)
-        groups = torch.optim.SGD(model.parameters, lr=1e-4).param_groups
-        walk = lambda: [leaf.grad for group in groups for leaf in group["params"]]  # noqa: E731
-        return Trial(
-            (Provider("python", walk, model.write_gradients),), work=Work(parameters=count)
-        )
+    def make() -> Callable[[], object]:
+        groups = torch.optim.SGD(Model(count, setup.device).parameters, lr=1e-4).param_groups
+        return lambda: [leaf.grad for group in groups for leaf in group["params"]]
 
-    return Case(f"list comprehension, {count}", build_walk, limit=True)
+    work = Work(parameters=count)
+    return bound(f"list comprehension, {count}", make, work, provider="python")
 
 
 def cases(setup: Setup) -> list[Case]:

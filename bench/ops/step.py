@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +12,6 @@ import amp_ext
 from amp_ext.optim import AdamW
 from harness import lists, providers
 from harness.lists import KI, MI
-from harness.providers import Line
 from harness.registry import BASELINE, BF16, FP32, Case, Op, Provider, Setup, Trial, Work, check
 from workloads.gradients import gradients, parameters
 
@@ -32,11 +33,13 @@ def bytes_of(moment: torch.dtype) -> int:
 class Training:
     """Hold parameters, their scaled gradients, a scaler and an optimizer."""
 
-    def __init__(self, line: Line, shapes: list[int], clips: bool, device: torch.device) -> None:
+    def __init__(
+        self, launch: Callable, shapes: list[int], clips: bool, device: torch.device
+    ) -> None:
         torch.manual_seed(0)
         self.scaled = torch._foreach_mul(gradients(shapes, device=device), INIT_SCALE)
         self.parameters = parameters(lists.clones(self.scaled))
-        self.scaler, self.optimizer = line.launch(device, self.parameters)
+        self.scaler, self.optimizer = launch(device, self.parameters)
         self.clips = clips
         self.scaler.scale(torch.zeros((), device=device))
 
@@ -68,15 +71,16 @@ def build(shapes: list[int], clips: bool, moment: torch.dtype, setup: Setup) -> 
     device = setup.device
     lines = providers.lines(partial(ours, moment), theirs, device)
 
-    def timed(name: str, line: Line) -> Provider:
-        training = Training(line, shapes, clips, device)
-        return Provider(name, training.run, training.prepare, around=line.around)
+    def timed(provider: Provider) -> Provider:
+        training = Training(provider.launch, shapes, clips, device)
+        return replace(provider, launch=training.run, prepare=training.prepare)
 
-    def verify_line(name: str, line: Line) -> None:
-        verify(*(Training(each, shapes, clips, device) for each in (line, lines[BASELINE])))
+    def verify_line(provider: Provider) -> None:
+        pair = provider.launch, theirs
+        verify(*(Training(launch, shapes, clips, device) for launch in pair))
 
     work = Work(bytes=bytes_of(moment) * sum(shapes), parameters=sum(shapes))
-    return providers.trial(lines, timed, verify_line, work, [BASELINE])
+    return Trial(lines, verify_line, work, timed, [BASELINE])
 
 
 def verify(mine: Training, theirs: Training) -> None:

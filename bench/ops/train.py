@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
-from itertools import islice, pairwise
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from harness import providers
 from harness.ledger import FP32_LINE
-from harness.providers import Line
-from harness.registry import BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, Work, check
+from harness.registry import BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, Work, bound, check
 from workloads import checkerboard, digits, regression
 from workloads.common import Trainer
 from workloads.networks import GPT2, ResNet50
@@ -113,13 +113,13 @@ def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
     new = {amp: partial(training.trainer, amp) for amp in (OURS_AMP, TORCH_AMP, NO_AMP)}
     lines = providers.lines(new[OURS_AMP], new[TORCH_AMP], setup.device, products=True)
     if setup.compiled and (trainer := compiled(new[TORCH_AMP])):
-        lines[providers.COMPILE] = Line(lambda: trainer)
-    lines[FP32_LINE] = Line(new[NO_AMP], providers.without_tf32)
+        lines.append(Provider(providers.COMPILE, lambda: trainer))
+    lines.append(Provider(FP32_LINE, new[NO_AMP], around=providers.without_tf32))
     trainers: dict[str, Trainer] = {}
 
-    def timed(name: str, line: Line) -> Provider:
-        trainers[name] = trainer = line.launch()
-        return Provider(name, trainer.run, trainer.advance, around=line.around)
+    def timed(provider: Provider) -> Provider:
+        trainers[provider.name] = trainer = provider.launch()
+        return replace(provider, launch=trainer.run, prepare=trainer.advance)
 
     @cache
     def expected() -> tuple[float, FirstSteps]:
@@ -128,13 +128,14 @@ def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
             lr = training.stride()
             return lr, training.restart(new[NO_AMP](), lr)
 
-    def verify_line(name: str, line: Line) -> None:
-        scale = trainers[name].scaler.get_scale()
+    def verify_line(provider: Provider) -> None:
+        trainer = trainers[provider.name]
+        scale = trainer.scaler.get_scale()
         check(scale == SCALER["init_scale"], f"steps were skipped: the scale is {scale:g}")
         lr, steps = expected()
-        verify(training.restart(trainers[name], lr), steps)
+        verify(training.restart(trainer, lr), steps)
 
-    return providers.trial(lines, timed, verify_line, Work(), unchecked=[FP32_LINE])
+    return Trial(lines, verify_line, Work(), timed, unchecked=[FP32_LINE])
 
 
 def compiled(new: Callable[[], Trainer]) -> Trainer | None:
@@ -166,31 +167,27 @@ def pixels(setup: Setup) -> int:
 
 
 def limit(setup: Setup) -> Case:
-    """Time the matrix products of a checkerboard step and nothing else."""
-    side, device = pixels(setup), setup.device
+    """Time the large matrix products of a checkerboard step and nothing else."""
+    side, width, device = pixels(setup), checkerboard.WIDTH, setup.device
     dtype = torch.float16 if setup.on_gpu else torch.float32
 
-    def build_products() -> Trial:
-        channels = (2, *3 * [checkerboard.WIDTH], 1)
-        products = []
-        for inputs, outputs in pairwise(channels):
-            x, y, w = (
-                torch.randn(shape, device=device).to(dtype)
-                for shape in ((inputs, side**2), (outputs, side**2), (outputs, inputs))
-            )
-            products += [(w, x, torch.empty_like(y)), (y, x.T, torch.empty_like(w))]
-            if inputs > channels[0]:
-                products.append((w.T, y, torch.empty_like(x)))
+    def make() -> Callable[[], None]:
+        x = torch.randn(width, side**2, device=device).to(dtype)
+        w, out = torch.randn(width, width, device=device).to(dtype), torch.empty_like(x)
+        gradient = torch.empty_like(w)
 
         def launch() -> None:
-            for a, b, out in products:
-                torch.mm(a, b, out=out)
+            for _ in range(2):  # layers: forward, and both gradients
+                torch.mm(w, x, out=out)
+                torch.mm(w.T, x, out=out)
+                torch.mm(x, x.T, out=gradient)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
-        return Trial((Provider("torch.mm", launch),))
+        return launch
 
-    return Case(f"products of {side} x {side}, {str(dtype)[6:]}", build_products, limit=True)
+    words = f"products of {side} x {side}, {str(dtype)[6:]}"
+    return bound(words, make, provider="torch.mm")
 
 
 def networks(setup: Setup) -> dict[str, GPT2 | ResNet50]:
@@ -233,7 +230,7 @@ OP = Op(
     notes="A step from zero_grad to scaler.update, until the device is done, with Adam; the next "
     "batch is taken before it, untimed. amp_ext and torch train in FP16, cases that say bf16 in "
     "BF16; compile is torch with its network compiled; fp32 is without TF32. The limit is the "
-    "checkerboard's eleven matrix products alone.",
+    "checkerboard's six large matrix products alone.",
     rate="ms/step",
     host=True,
     limit=limit,

@@ -151,7 +151,7 @@ def fails() -> None:
     raise RuntimeError("no such kernel")
 
 
-def measured(verify: Callable = lambda names: {}, **launches: Callable) -> list[dict]:
+def measured(verify: Callable = lambda provider: None, **launches: Callable) -> list[dict]:
     """Return the lines of a case with these providers."""
     made = tuple(registry.Provider(name, launch) for name, launch in launches.items())
     trial = registry.Trial(made, verify, registry.Work(bytes=8))
@@ -168,7 +168,7 @@ def found(records: list[dict]) -> dict[str, tuple[bool, bool, str | None]]:
 def test_a_provider_that_fails_or_is_wrong_leaves_the_others_their_ratios() -> None:
     calls = iter(range(4))
     records = measured(
-        lambda names: {"library": "CheckError: wrong"},
+        lambda provider: registry.check(provider.name != "library", "wrong"),
         **{"torch": lambda: 0, "cpu": lambda: 0, "triton": fails, "library": lambda: 0},
         cuda=lambda: next(calls),
     )
