@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from harness import evidence, page
+from harness import page
 from harness.environment import commit
 from harness.ledger import file_in
 from harness.registry import OPS
@@ -204,7 +204,7 @@ def table(ledger: Path) -> list[str]:
     if not ledger.exists():
         return ["nothing was measured"]
     try:
-        machines = evidence.newest(ledger, quick=True)
+        machines = page.newest(ledger, quick=True)
     except ValueError as error:  # its last line was cut off
         return [f"no table: {error}"]
     rows = [row for runs in machines.values() for run in runs for row in page.table(run)]

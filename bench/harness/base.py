@@ -78,25 +78,22 @@ def run_apart(package: Path, arguments: Sequence[str], file: Path) -> None:
     command = [sys.executable, str(ROOT / "bench/run.py"), *arguments, "--json", str(file)]
     environment = {**os.environ, "PYTHONPATH": path}
     run = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
-    # 1: a case has failed, as its record shows; 2: the op has none of the cases.
+    # 1: a case has failed, as its record shows; 2: no op has the cases.
     if run.returncode not in (0, 1, 2) or (run.returncode == 1 and not file.exists()):
         raise BuildError(f"{' '.join(command)}: exit status {run.returncode}")
 
 
-def measure_both(
-    revision: str, ops: Sequence[str], arguments: Sequence[str]
-) -> tuple[list[dict], list[dict]]:
-    """Measure each op on the base's amp_ext and on the present one, in turn."""
+def measure_both(revision: str, arguments: Sequence[str]) -> tuple[list[dict], list[dict]]:
+    """Run the benchmark on the base's amp_ext and on the present one, in turn."""
     packages = base_package(revision), Path(amp_ext.__file__).parents[1]
     sides: tuple[list[dict], list[dict]] = ([], [])
     with tempfile.TemporaryDirectory() as folder:
-        for op in ops:
-            for round_ in range(ROUNDS):
-                for side, package in enumerate(packages):
-                    file = Path(folder, f"{op}-{round_}-{side}.jsonl")
-                    run_apart(package, [op, *arguments], file)
-                    if file.exists():
-                        sides[side].extend(ledger.read(file))
+        for round_ in range(ROUNDS):
+            for side, package in enumerate(packages):
+                file = Path(folder, f"{round_}-{side}.jsonl")
+                run_apart(package, arguments, file)
+                if file.exists():
+                    sides[side].extend(ledger.read(file))
     return sides
 
 

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from datetime import datetime, timezone
 
 from harness import ledger, timing
-from harness.registry import NAMES, Case, Op, Provider, Setup, Trial, described
-
-
-@contextmanager
-def noted(errors: dict[str, str], name: str) -> Iterator[None]:
-    """Note a provider's error, which leaves the others their results."""
-    try:
-        yield
-    except Exception as error:
-        errors[name] = described(error)
+from harness.registry import NAMES, Case, Op, Provider, Setup, Trial, noted
 
 
 def measure(
@@ -54,7 +44,7 @@ def measure(
             names = ", ".join(provider.name for provider in trial.providers)
             raise ValueError(f"--providers: expected some of {names}, got {', '.join(only)}")
         made = made_ready(trial, wanted, errors)
-        times = timed(made, budget, events, errors)
+        times = timing.interleaved(made, budget, errors, events)
         for provider in wanted:
             if provider.name in times and provider.name not in trial.unchecked:
                 with noted(errors, provider.name), provider.around():
@@ -104,15 +94,3 @@ def made_ready(trial: Trial, wanted: list[Provider], errors: dict[str, str]) -> 
         with noted(errors, provider.name), provider.around():
             made.append(trial.timed(provider))
     return made
-
-
-def timed(
-    made: list[Provider], budget: timing.Budget, events: bool, errors: dict[str, str]
-) -> dict[str, timing.Quantiles]:
-    """Time all providers in turn, again without each that fails."""
-    while able := [provider for provider in made if provider.name not in errors]:
-        try:
-            return timing.interleaved(able, budget, events)
-        except timing.Failed as failure:
-            errors[failure.name] = failure.why
-    return {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,15 @@ def check(condition: bool, message: str) -> None:
 
 def described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def noted(errors: dict[str, str], name: str) -> Iterator[None]:
+    """Note a provider's error, which leaves the others their results."""
+    try:
+        yield
+    except Exception as error:
+        errors[name] = described(error)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import amp_ext
+from harness.table import three_digits
 
 AMPS = {"none": "FP32", "torch": "torch.amp FP16", "amp_ext": "amp_ext FP16"}
 LEARNING_RATE = 1e-3
@@ -128,11 +129,6 @@ def follow(trainer: Trainer, count: int, batches: int = 1, every: int = 0) -> li
     return records
 
 
-def three_digits(value: float) -> str:
-    """Write 0.0123, 1.23, 123 and 12,346: without an exponent."""
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-
-
 def summary(name: str, trainer: Trainer, records: Sequence[StepRecord], *more: str) -> str:
     """Return the line of figures that a workload ends with."""
     milliseconds = statistics.median(record.milliseconds for record in records)
@@ -151,29 +147,35 @@ def positive(text: str) -> int:
     """Read a positive integer of the command line."""
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {value}")
     return value
 
 
-class DeviceParser(argparse.ArgumentParser):
-    """Add --device, parsed as a torch.device."""
-
-    def __init__(self, description: str) -> None:
-        super().__init__(description=description.split("\n", 1)[0])
-        best = "cuda" if torch.cuda.is_available() else "cpu"
-        self.add_argument("--device", choices=("cpu", "cuda"), default=best)
-
-    def parse_args(self, *args, **kwargs) -> argparse.Namespace:
-        options = super().parse_args(*args, **kwargs)
-        if options.device == "cuda" and not torch.cuda.is_available():
-            self.error("--device cuda: torch sees no GPU here; use --device cpu")
-        options.device = torch.device(options.device)
-        return options
+def device(text: str) -> torch.device:
+    """Read a device that is here: cpu or cuda."""
+    if text not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"expected cpu or cuda, got {text}")
+    if text == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("torch sees no GPU here; use --device cpu")
+    return torch.device(text)
 
 
-class Parser(DeviceParser):
-    """Add the options that every workload has."""
+def device_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with a module's docstring for its help, and --device."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # figures recognise a quick run by its command
+    )
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument(
+        "--device", type=device, default=best, help="cpu, or cuda, the default where a GPU is"
+    )
+    return parser
 
-    def __init__(self, description: str) -> None:
-        super().__init__(description)
-        self.add_argument("--amp", choices=tuple(AMPS), default="amp_ext")
+
+def workload_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with --device and --amp."""
+    parser = device_parser(description)
+    parser.add_argument("--amp", choices=tuple(AMPS), default="amp_ext")
+    return parser

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench_program import BENCH, record
-from harness import evidence, ledger, page
+from harness import ledger, page
 
 ROOT = BENCH.parent
 RESULTS = BENCH / "results"
@@ -143,7 +143,7 @@ def test_the_newest_whole_measurement_of_a_case_counts(
     tmp_path: Path, records: list[ledger.Record], ratios: dict[str, float]
 ) -> None:
     ledger.append(tmp_path / "cpu/1.jsonl", records)
-    (run,) = evidence.newest(tmp_path)["cpu"]
+    (run,) = page.newest(tmp_path)["cpu"]
     assert run.ratios["cpu"] == ratios
 
 
@@ -151,13 +151,13 @@ def test_the_lines_of_a_case_are_of_one_run(tmp_path: Path) -> None:
     """A provider missing from the last run is not shown."""
     records = [record(), record(provider="compile"), OTHER, NEW]
     ledger.append(tmp_path / "cpu/1.jsonl", records)
-    (run,) = evidence.newest(tmp_path)["cpu"]
+    (run,) = page.newest(tmp_path)["cpu"]
     assert [each["provider"] for each in run.measured if each["case"] == "7 x 7"] == ["cpu"]
 
 
 def test_commands_are_shown_without_their_files() -> None:
     words = "python bench/run.py unscale --json '/a b/c.jsonl' --quick --results /d"
-    shown = evidence.source(record(command=words))
+    shown = page.source(record(command=words))
     assert shown.endswith(", `python bench/run.py unscale --quick`")
 
 
@@ -172,7 +172,6 @@ def test_every_machine_has_its_figures(tmp_path: Path, capsys: pytest.CaptureFix
     ledger.append(results / "a/1.jsonl", every)
     ledger.append(results / "b/1.jsonl", [record(op="train")])
     assert [file for _, file, _ in page.figures(results)] == ["a.steps.svg", "a.roofline.svg"]
-    options = ["--results", str(results), "--out", str(tmp_path), "--formats", "png"]
-    assert plot.main(options) == 0
+    assert plot.main(["--results", str(results), "--out", str(tmp_path)]) == 0
     assert len(list(tmp_path.glob("*.png"))) == 2 + 1
     assert "b: no roofline, the ledger has no right result of gemm" in capsys.readouterr().out
