@@ -96,7 +96,7 @@ def stages(ledger: Path, dry: bool) -> list[Stage]:
         made.append(Stage(tool, command, limit, "checks", ROOT, missing, tool == "racecheck"))
     for words, limit in BENCHMARKS.items():
         command = [PYTHON, "bench/run.py", *words.split(), "--device=cuda", "--json", str(ledger)]
-        command += ["--seconds=0.1", "--no-compile"]
+        command += ["--seconds=0.1"]
         command += ["--quick", "--filter", SMALL.get(words.split()[0], "2 x 10")] if dry else []
         name = f"bench {words.replace('--dtype=', '')}"
         made.append(Stage(name, command, limit, "bench", advisory=dry))

@@ -53,17 +53,15 @@ COLOURS = {
     "triton": "#009e73",
     "library": "#56b4e9",
     "torch": "#d55e00",
-    "compile": "#cc79a7",
     "cublaslt": "#e69f00",
     "fp32": "#777777",
 }
-MARKERS = {"torch": "s", "compile": "D", "cublaslt": "^", "triton": "P"}
+MARKERS = {"torch": "s", "cublaslt": "^", "triton": "P"}
 NAMES = {
     "cpu": "amp_ext (CPU)",
     "cuda": "amp_ext (CUDA)",
     "triton": "amp_ext (Triton)",
     "library": "amp_ext (library)",
-    "compile": "torch.compile",
     "cublaslt": "cuBLASLt",
     "fp32": "torch, FP32",
 }

@@ -45,8 +45,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="append the same, one object a line")
     add("--results", type=Path, metavar="DIR", help="append to DIR/<device>/<date>-<commit>.jsonl")
     add("--seconds", type=float, metavar="S", help="measure each line of a table for so long")
-    words = "time torch.compile too, which takes its time; by default on a GPU without --quick"
-    add("--compile", action=argparse.BooleanOptionalAction, help=words)
     add("--base", metavar="COMMIT", help="compare with the amp_ext of another commit")
     options = parser.parse_args(argv)
     options.ops = list(dict.fromkeys(OPS if ALL in options.ops else options.ops))
@@ -63,8 +61,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.error(f"{names}: not for {', '.join(others)}")
     if options.results and (options.json or options.base):
         parser.error("--results names a file of its own: leave out --json and --base")
-    if options.compile is None:
-        options.compile = options.device.type == "cuda" and not options.quick
     return options
 
 
@@ -78,7 +74,6 @@ def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> lis
         device=options.device,
         quick=options.quick,
         dtype=DTYPES.get(options.dtype),
-        compiled=options.compile,
         sizes=options.sizes or (),
         product=options.product,
     )
@@ -128,7 +123,7 @@ def compare_with_base(argv: Sequence[str], options: argparse.Namespace) -> int:
     for name in ("--base", "--csv", "--json"):
         own.add_argument(name)
     _, arguments = own.parse_known_args(argv)
-    arguments += ["--no-compile", f"--providers={','.join(options.providers or ledger.OURS)}"]
+    arguments.append(f"--providers={','.join(options.providers or ledger.OURS)}")
     try:
         before, now = base.measure_both(options.base, arguments)
     except base.BuildError as error:

@@ -13,7 +13,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from harness import providers
 from harness.registry import BASELINE, FP32, NAMES, Case, Provider, Setup, Trial, Work, bound
 from workloads.gradients import Shape, gpt2_shapes, gradient, gradients
 
@@ -21,7 +20,6 @@ KI, MI = 1 << 10, 1 << 20
 UNITS = {"": 1, "Ki": KI, "Mi": MI}
 L2_MULTIPLE = 3
 MAX_COPIES = 1000
-MAX_COMPILED = 200  # tensors: torch.compile takes a second for every few
 T = TypeVar("T")
 
 
@@ -116,7 +114,6 @@ def build(
     setup: Setup,
     lines: list[Provider],
     verify: Callable[[Provider, Gradients], None],
-    composed: Callable[[list[Tensor], Tensor, Tensor], object],
     factors: Sequence[float] = (1.0,),
     passes: int = 1,
 ) -> Trial:
@@ -126,17 +123,12 @@ def build(
         shapes, dtypes, setup: of the gradients.
         lines: a launch takes Gradients, a flag [1] that non-finite values raise, and a factor [].
         verify: raises CheckError for a provider's wrong result on copies of gradients.
-        composed: the op in torch's ordinary ones for torch.compile; takes tensors, flag and factor.
         factors: taken in turn, each for as many launches as there are sets of gradients.
         passes: how many times a launch has to move every byte of the gradients.
     """
     device = setup.device
     new = lambda: Gradients(gradients(shapes, dtypes, device))  # noqa: E731
     grads = new()
-    if setup.compiled and len(dtypes) == 1 and 2 < len(shapes) <= MAX_COMPILED:
-        inputs = clones(grads.flat), new_flag(device), torch.ones((), device=device)
-        if program := providers.compiled(composed, lambda program: program(*inputs)):
-            lines.append(Provider(providers.COMPILE, lambda g, *rest: program(g.flat, *rest)))
     size = sum(grad.nbytes for grad in grads.flat)
     sets = rotated(grads, size, Gradients.clone, device)
     tensors = [torch.tensor(value, device=device) for value in factors]

@@ -1,8 +1,7 @@
-"""Make the providers of a case: amp_ext's backends, torch and torch.compile."""
+"""Make the providers of a case: amp_ext's backends and torch."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -11,9 +10,8 @@ import torch
 
 import amp_ext
 from amp_ext._library import _C
-from harness.registry import BASELINE, Provider, described
+from harness.registry import BASELINE, Provider
 
-COMPILE = "compile"
 LIBRARY = "library"  # amp_ext with products by torch's GEMM
 
 
@@ -76,22 +74,3 @@ def without_tf32() -> Iterator[None]:
     finally:
         for switch, allowed in zip(switches, before, strict=True):
             switch.allow_tf32 = allowed
-
-
-def compiled(
-    function: Callable[..., object], run: Callable[[Callable[..., object]], object]
-) -> Callable[..., object] | None:
-    """Return the function by torch.compile; None and a note where that fails.
-
-    Args:
-        function: to be compiled; programs compiled before are dropped.
-        run: calls the program as the benchmark will, forward and backward.
-    """
-    torch.compiler.reset()
-    program = torch.compile(function, dynamic=False)
-    try:
-        run(program)
-    except Exception as error:  # of any type: a missing compiler, or an op that inductor lacks
-        print(f"{COMPILE} is left out: {described(error).partition(chr(10))[0]}", file=sys.stderr)
-        return None
-    return program

@@ -48,7 +48,6 @@ class Setup:
     device: torch.device
     quick: bool = False  # inputs of a few MiB at most
     dtype: torch.dtype | None = None  # the only dtype wanted; None for the op's usual ones
-    compiled: bool = False  # whether torch.compile takes part
     sizes: tuple[tuple[int, int], ...] = ()  # the only list wanted: counts and sizes
     product: tuple[int, int, int, str] | None = None  # the only product: m, n, k and layout
 

@@ -26,11 +26,7 @@ def theirs(grads: Gradients, flag: Tensor, one: Tensor) -> None:
 def by_norms(grads: Gradients, flag: Tensor, one: Tensor) -> None:
     """Check the largest magnitude of each tensor by reads alone."""
     norms = [torch.stack(torch._foreach_norm(group, torch.inf)) for group in grads.groups]
-    composed(norms, flag, one)
-
-
-def composed(grads: list[Tensor], flag: Tensor, one: Tensor) -> None:
-    finite = torch.stack([grad.isfinite().all() for grad in grads]).all()
+    finite = torch.stack([norm.isfinite().all() for norm in norms]).all()
     flag.copy_(torch.maximum(flag, (~finite).float()))
 
 
@@ -40,7 +36,7 @@ def build(shapes: list, dtypes: tuple, setup: Setup) -> Trial:
         lines.pop()
     if setup.on_gpu or setup.quick:  # on a CPU ten times as slow
         lines.append(Provider(NORMS, by_norms))
-    return lists.build(shapes, dtypes, setup, lines, verify, composed)
+    return lists.build(shapes, dtypes, setup, lines, verify)
 
 
 def verify(line: Provider, grads: Gradients) -> None:

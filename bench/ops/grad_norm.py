@@ -21,7 +21,7 @@ def ours(grads: Gradients, flag: Tensor, inv_scale: Tensor) -> Tensor:
     return ops.grad_norm(grads.flat, flag, inv_scale)
 
 
-def composed(grads: list[Tensor], flag: Tensor, inv_scale: Tensor) -> Tensor:
+def norm_of(grads: list[Tensor], flag: Tensor, inv_scale: Tensor) -> Tensor:
     """Call torch.nn.utils.get_total_norm's ops in float32, one division less than unscaling."""
     norms = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32))
     norm = torch.linalg.vector_norm(norms) * inv_scale
@@ -30,13 +30,13 @@ def composed(grads: list[Tensor], flag: Tensor, inv_scale: Tensor) -> Tensor:
 
 
 def theirs(grads: Gradients, flag: Tensor, inv_scale: Tensor) -> Tensor:
-    norms = [composed(group, flag, inv_scale) for group in grads.groups]
+    norms = [norm_of(group, flag, inv_scale) for group in grads.groups]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def build(shapes: list, dtypes: tuple, setup: Setup) -> Trial:
     lines = providers.lines(ours, theirs, setup.device)
-    return lists.build(shapes, dtypes, setup, lines, verify, composed, [INV_SCALE])
+    return lists.build(shapes, dtypes, setup, lines, verify, [INV_SCALE])
 
 
 def exact_norm(grads: Gradients) -> float:

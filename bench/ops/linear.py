@@ -29,7 +29,7 @@ from harness.registry import (
     check,
 )
 from ops import gemm
-from workloads.gemm_shapes import BILLION_1, BILLION_8, TOKENS, VIT_TOKENS, VIT_WIDTH
+from workloads.gemm_shapes import TOKENS, VIT_TOKENS, VIT_WIDTH
 
 LINEAR, MLP = "linear+GELU", "MLP"
 
@@ -96,8 +96,6 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
         return run_pass(module, parameters, x, grad if backward else None)
 
     lines = providers.lines(fused(layers), layers, setup.device, products=True)
-    if setup.compiled and (program := providers.compiled(layers.forward, run)):
-        lines.append(Provider(providers.COMPILE, program))
 
     def timed(provider: Provider) -> Provider:
         return replace(provider, launch=partial(run, provider.launch))
@@ -125,17 +123,15 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
 
 
 def blocks(setup: Setup) -> list[tuple[str, Block]]:
-    """Return the MLPs of ViT-B and of language models, a fraction of them on a CPU."""
+    """Return the MLPs of language models and of ViT-B, a fraction of one on a CPU."""
+    sizes = [
+        ("8B", TOKENS, 4096, 14336),
+        ("1B", TOKENS, 2048, 8192),
+        ("ViT-B", VIT_TOKENS, VIT_WIDTH, 4 * VIT_WIDTH),
+    ]
     if setup.small:
-        part = 32 if setup.quick else 8
-        tokens = 32 if setup.quick else 256
-        sizes = [(f"1B at 1/{part}", tokens, BILLION_1.width // part, BILLION_1.hidden // part)]
-    else:
-        sizes = [
-            ("8B", TOKENS, BILLION_8.width, BILLION_8.hidden),
-            ("1B", TOKENS, BILLION_1.width, BILLION_1.hidden),
-            ("ViT-B", VIT_TOKENS, VIT_WIDTH, 4 * VIT_WIDTH),
-        ]
+        part, tokens = (32, 32) if setup.quick else (8, 256)
+        sizes = [(f"1B at 1/{part}", tokens, 2048 // part, 8192 // part)]
     return [
         (f"{kind} {name}", Block(kind, *size)) for name, *size in sizes for kind in (LINEAR, MLP)
     ]

@@ -16,7 +16,7 @@ from harness import providers
 from harness.ledger import FP32_LINE
 from harness.registry import BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, Work, bound, check
 from workloads import checkerboard, digits, regression
-from workloads.common import Trainer
+from workloads.common import Batch, Trainer
 from workloads.networks import GPT2, ResNet50
 
 OURS_AMP, TORCH_AMP, NO_AMP = "amp_ext", "torch", "none"
@@ -33,45 +33,36 @@ LOSS_TOLERANCE = 0.02
 # the norms and ReLUs of a narrow ResNet-50. Steps differ in their changes, so the way is less than
 # 0.13 off. A training that loses every second step is 0.5 off.
 WAY_TOLERANCE = 0.3
-Start = Callable[..., Trainer]  # takes an amp and a device
+Start = Callable[[], Trainer]
 FirstSteps = tuple[list[float], list[Tensor]]  # losses, and how far each parameter has moved
 
 
-def checkerboard_trainer(size: int, amp: str, device: torch.device) -> Trainer:
-    return checkerboard.training(amp, device, size)
-
-
-def regression_trainer(amp: str, device: torch.device) -> Trainer:
-    return regression.training(amp, device, regression.batches())
-
-
-def digits_trainer(amp: str, device: torch.device) -> Trainer:
-    """Train on random images: their content does not change the time."""
+def random_digits(device: torch.device) -> Batch:
+    """Make images and labels: their content does not change the time."""
     generator = torch.Generator().manual_seed(0)
     shape = (digits.BATCH, digits.SIDE, digits.SIDE)
     images = torch.rand(shape, generator=generator).to(device)
-    labels = torch.randint(digits.CLASSES, shape[:1], generator=generator).to(device)
-    return digits.training(amp, device, itertools.repeat((images, labels)))
+    return images, torch.randint(digits.CLASSES, shape[:1], generator=generator).to(device)
 
 
-def network_trainer(sizes: GPT2 | ResNet50, amp: str, device: torch.device) -> Trainer:
+def network_trainer(sizes: GPT2 | ResNet50, device: torch.device) -> Trainer:
     """Train the same initial network every time, on one batch of random data."""
     torch.manual_seed(0)
     batches = itertools.repeat(sizes.data(device))
-    return Trainer(sizes.network(), sizes.loss, batches, amp, device)
+    return Trainer(sizes.network(), sizes.loss, batches, NO_AMP, device)
 
 
 class Training:
     """Hold the network, the loss and the batches at the start of every line.
 
     Args:
-        start: makes the network and its batches.
+        start: makes a trainer of the network on its batches.
         dtype: of autocast regions.
         device: where everything lies.
     """
 
     def __init__(self, start: Start, dtype: torch.dtype, device: torch.device) -> None:
-        pattern = start(NO_AMP, device)
+        pattern = start()
         self.network, self.loss = pattern.network, pattern.loss
         self.batches = list(islice(pattern.batches, BATCHES))
         self.dtype, self.device = dtype, device
@@ -112,8 +103,6 @@ def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
     training = Training(start, dtype, setup.device)
     new = {amp: partial(training.trainer, amp) for amp in (OURS_AMP, TORCH_AMP, NO_AMP)}
     lines = providers.lines(new[OURS_AMP], new[TORCH_AMP], setup.device, products=True)
-    if setup.compiled and (trainer := compiled(new[TORCH_AMP])):
-        lines.append(Provider(providers.COMPILE, lambda: trainer))
     lines.append(Provider(FP32_LINE, new[NO_AMP], around=providers.without_tf32))
     trainers: dict[str, Trainer] = {}
 
@@ -136,18 +125,6 @@ def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
         verify(training.restart(trainer, lr), steps)
 
     return Trial(lines, verify_line, Work(), timed, unchecked=[FP32_LINE])
-
-
-def compiled(new: Callable[[], Trainer]) -> Trainer | None:
-    """Return torch.amp's trainer with a compiled network; None where that fails."""
-    trainer = new()
-
-    def step(network: Callable) -> None:
-        trainer.network = network
-        trainer.advance()
-        trainer.run()
-
-    return trainer if providers.compiled(trainer.network, step) else None
 
 
 def verify(steps: FirstSteps, expected: FirstSteps) -> None:
@@ -206,14 +183,18 @@ def networks(setup: Setup) -> dict[str, GPT2 | ResNet50]:
 
 
 def cases(setup: Setup) -> list[Case]:
-    side = pixels(setup)
+    side, device = pixels(setup), setup.device
     starts: dict[str, Start] = {
-        f"checkerboard {side} x {side}": partial(checkerboard_trainer, side),
-        f"regression MLP, batch {regression.BATCH}": regression_trainer,
-        f"digits MLP, batch {digits.BATCH}": digits_trainer,
+        f"checkerboard {side} x {side}": lambda: checkerboard.training(NO_AMP, device, side),
+        f"regression MLP, batch {regression.BATCH}": lambda: regression.training(
+            NO_AMP, device, regression.batches()
+        ),
+        f"digits MLP, batch {digits.BATCH}": lambda: digits.training(
+            NO_AMP, device, itertools.repeat(random_digits(device))
+        ),
     }
     for name, sizes in networks(setup).items():
-        starts[name] = partial(network_trainer, sizes)
+        starts[name] = partial(network_trainer, sizes, device)
     return [
         Case(
             name if dtype == FP16 else f"{name}, {NAMES[dtype]}",
@@ -229,7 +210,7 @@ OP = Op(
     name="train",
     notes="A step from zero_grad to scaler.update, until the device is done, with Adam; the next "
     "batch is taken before it, untimed. amp_ext and torch train in FP16, cases that say bf16 in "
-    "BF16; compile is torch with its network compiled; fp32 is without TF32. The limit is the "
+    "BF16; fp32 is without TF32. The limit is the "
     "checkerboard's six large matrix products alone.",
     rate="ms/step",
     host=True,

@@ -282,23 +282,6 @@ def test_each_backend_of_a_gpu_has_a_line_of_its_own(monkeypatch) -> None:
         assert chosen == expected[name] + before
 
 
-def eager(function: Callable, dynamic: bool) -> Callable:
-    """Replace torch.compile: compiling takes seconds."""
-    return lambda *arguments: function(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("op", "text"), [("unscale", "16 x 64 Ki"), ("linear", "fp16 MLP"), ("train", "digits")]
-)
-def test_a_compiled_program_does_the_same_work(tmp_path: Path, monkeypatch, op, text) -> None:
-    monkeypatch.setattr(torch, "compile", eager)
-    options = (op, "--filter", text, "--compile")
-    status, (_, *records) = run_quick(tmp_path / "out.jsonl", *options)
-    assert status == 0
-    cases = {each["case"] for each in records}
-    assert sum(each["provider"] == "compile" for each in records) == len(cases)
-
-
 # ---- another commit ----------------------------------------------------------------------------
 
 

@@ -34,5 +34,3 @@ def test_the_fastest_algorithm_is_right_on_a_gpu(trans, dtype: torch.dtype, beta
     for _ in range(3):
         launch()
     assert torch.equal(outs[1].double(), (3 if beta else 1) * (a.double() @ b.double()))
-    with pytest.raises(ValueError, match="operands are not of the product's kind"):
-        product.launch(None, (a, b, outs[1].half()))
