@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import plot
-from harness import environment, table
+from harness import ledger, table
 from harness.table import three_digits
 from workloads.checkerboard import training
 from workloads.common import StepRecord, Trainer, device_parser, positive
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = options.device
     size = options.size or SIZES[device.type]
     torch_steps = options.torch_steps or min(options.steps, TORCH_STEPS[device.type])
-    described = environment.describe(device, "python bench/demo.py")
+    described = ledger.describe(device, "python bench/demo.py")
     where = "{device_name}, torch {torch}".format(**described)
     print(f"Checkerboard {size} x {size} on {where}")
     counts = {"none": options.steps, "torch": torch_steps, "amp_ext": options.steps}

@@ -31,8 +31,7 @@ from pathlib import Path
 import torch
 
 from harness import page
-from harness.environment import commit
-from harness.ledger import file_in
+from harness.ledger import commit, file_in
 from harness.registry import OPS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness import base, environment, ledger, lists, table, timing
+from harness import base, ledger, lists, table, timing
 from harness.measure import measure
 from harness.registry import DTYPES, OPS, Op, Setup, load
 from workloads.common import device_parser, positive
@@ -135,12 +135,12 @@ def compare_with_base(argv: Sequence[str], options: argparse.Namespace) -> int:
         ledger.append(options.json, [*before, *now])
     if options.csv:
         table.write_csv(options.csv, [*before, *now])
-    headers, rows, reasons, status = base.compared(before, now)
+    headers, rows, reasons = base.compared(before, now)
     print(f"amp_ext of {options.base} over that of this tree; above 1 this tree is faster")
     table.show(headers, rows)
     for reason in reasons:
         print(reason)
-    return status
+    return int(bool(reasons))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     mode = os.environ["AMP_EXT_GEMM"]
     chosen = [] if mode == "library" else [f"AMP_EXT_GEMM={mode}"]
     command = shlex.join([*chosen, "python", "bench/run.py", *argv])
-    about = environment.describe(options.device, command)
+    about = ledger.describe(options.device, command)
     if options.results:
         names = (about[key] for key in ("device", "device_name", "commit"))
         options.json = ledger.file_in(options.results, *names)

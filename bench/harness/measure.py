@@ -28,7 +28,7 @@ def measure(
         op: defines the clock.
         setup: as given to the op's cases.
         budget: of the samples.
-        about: machine, software and commit (environment.describe).
+        about: machine, software and commit (ledger.describe).
         only: names of the providers to be timed; all by default.
     """
     gc.collect()  # the large inputs of the last case

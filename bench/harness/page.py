@@ -19,8 +19,7 @@ PAGE = ROOT / "docs/measuring.md"
 BEGIN = "<!-- results: written by `make figures`, not by hand -->"
 END = "<!-- end of results -->"
 PLOTS = "bench/results/plots"
-NO_GPU = "GPU: not yet measured."
-CHOSEN = {"--ours", "--providers", "--m", "--sizes"}  # runs of a part of an op never count
+CHOSEN = {"--providers", "--m", "--sizes"}  # runs of a part of an op never count
 COLUMNS = ("op", "backend", "ratio to", "cases", "geometric mean", "worst", "best")
 FIGURES = {  # the committed figures: the op that each needs, and its words
     "steps": ("train", "milliseconds of a training step in FP16, and of torch in FP32"),
@@ -133,11 +132,8 @@ def _measurement(pair: tuple[str, Record]) -> tuple[str, str, str, str]:
 
 def section(results: Path) -> str:
     """Return the text between the two comments."""
-    machines = newest(results)
     lines = [INTRODUCTION]
-    if not any(run.on_gpu for runs in machines.values() for run in runs):
-        lines += [NO_GPU, ""]
-    for runs in machines.values():
+    for runs in newest(results).values():
         lines += [f"### {'GPU' if runs[0].on_gpu else 'CPU'}: {runs[0].device_name}", ""]
         rows = [COLUMNS, ["---"] * len(COLUMNS), *(row for run in runs for row in table(run))]
         lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]

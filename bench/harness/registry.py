@@ -28,17 +28,13 @@ def check(condition: bool, message: str) -> None:
         raise CheckError(message)
 
 
-def described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
 @contextmanager
 def noted(errors: dict[str, str], name: str) -> Iterator[None]:
     """Note a provider's error, which leaves the others their results."""
     try:
         yield
     except Exception as error:
-        errors[name] = described(error)
+        errors[name] = f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,7 @@ State = tuple[Tensor, Tensor]  # a scale and its tracker
 
 
 def state(device: torch.device) -> State:
-    return torch.tensor(INIT_SCALE, device=device), torch.zeros(
-        (), dtype=torch.int32, device=device
-    )
+    return torch.tensor(INIT_SCALE, device=device), torch.tensor(0, device=device).int()
 
 
 def calls(setup: Setup) -> range:

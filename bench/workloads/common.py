@@ -92,9 +92,6 @@ class Trainer:
         milliseconds = (time.perf_counter() - start) * 1e3
         return StepRecord(loss.item(), scale, self.scaler.get_scale() < scale, milliseconds)
 
-    def steps(self, count: int) -> Iterator[StepRecord]:
-        return (self.step() for _ in range(count))
-
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
         """Return the network's output, computed as in training, in float32 on the CPU."""
@@ -118,10 +115,10 @@ def follow(trainer: Trainer, count: int, batches: int = 1, every: int = 0) -> li
     from tqdm import tqdm
 
     records = []
-    with tqdm(trainer.steps(count), total=count, unit="step", file=sys.stderr) as bar:
-        for record in bar:
-            epoch, batch = divmod(len(records), batches)
-            records.append(record)
+    with tqdm(range(count), unit="step", file=sys.stderr) as bar:
+        for step in bar:
+            epoch, batch = divmod(step, batches)
+            records.append(record := trainer.step())
             bar.set_postfix(loss=f"{record.loss:.4f}", scale=f"{record.scale:.10g}", refresh=False)
             if every and (batch + 1) % every == 0:
                 tqdm.write(f"epoch {epoch + 1}, batch {batch + 1}: loss {record.loss:.4f}")
@@ -169,7 +166,7 @@ def device_parser(description: str) -> argparse.ArgumentParser:
     )
     best = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument(
-        "--device", type=device, default=best, help="cpu, or cuda, the default where a GPU is"
+        "--device", type=device, default=best, metavar="cpu|cuda", help="a GPU where there is one"
     )
     return parser
 
