@@ -46,7 +46,7 @@ all-tests: .venv/built
 bench: RESULTS = build/bench
 bench: .venv/built ## amp_ext against torch on this machine, with figures; RESULTS=DIR
 	.venv/bin/python bench/run.py all --results $(RESULTS); status=$$?; \
-	.venv/bin/python bench/plot.py --results $(RESULTS) --formats png; exit $$status
+	.venv/bin/python bench/plot.py --results $(RESULTS); exit $$status
 
 figures: .venv/built ## the results in docs/measuring.md, from bench/results
 	.venv/bin/python bench/plot.py --page

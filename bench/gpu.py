@@ -30,9 +30,8 @@ from pathlib import Path
 
 import torch
 
-from harness import evidence, page
-from harness.environment import commit
-from harness.ledger import file_in
+from harness import page
+from harness.ledger import commit, file_in
 from harness.registry import OPS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,7 +94,7 @@ def stages(ledger: Path, dry: bool) -> list[Stage]:
         made.append(Stage(tool, command, limit, "checks", ROOT, missing, tool == "racecheck"))
     for words, limit in BENCHMARKS.items():
         command = [PYTHON, "bench/run.py", *words.split(), "--device=cuda", "--json", str(ledger)]
-        command += ["--seconds=0.1", "--no-compile"]
+        command += ["--seconds=0.1"]
         command += ["--quick", "--filter", SMALL.get(words.split()[0], "2 x 10")] if dry else []
         name = f"bench {words.replace('--dtype=', '')}"
         made.append(Stage(name, command, limit, "bench", advisory=dry))
@@ -203,7 +202,7 @@ def table(ledger: Path) -> list[str]:
     if not ledger.exists():
         return ["nothing was measured"]
     try:
-        machines = evidence.newest(ledger, quick=True)
+        machines = page.newest(ledger, quick=True)
     except ValueError as error:  # its last line was cut off
         return [f"no table: {error}"]
     rows = [row for runs in machines.values() for run in runs for row in page.table(run)]

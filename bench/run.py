@@ -20,27 +20,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from harness import base, environment, ledger, lists, table, timing
+from harness import base, ledger, lists, table, timing
 from harness.measure import measure
 from harness.registry import DTYPES, OPS, Op, Setup, load
+from workloads.common import device_parser, positive
 
 ALL = "all"
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0],
-        epilog=__doc__.partition("\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # figures recognise a quick run by its command
-    )
+    parser = device_parser(__doc__)
     add = parser.add_argument
     add("ops", nargs="+", choices=(*OPS, ALL), metavar="OP", help=f"{', '.join(OPS)}, or {ALL}")
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", choices=("cpu", "cuda"), default=best, help="a GPU by default, if there is one")
     add("--dtype", choices=DTYPES, help="only this dtype; by default an op's usual ones")
     for size in "mnk":
         add(f"--{size}", type=positive, help="size of a product [m, k] @ [k, n]")
@@ -53,15 +45,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="append the same, one object a line")
     add("--results", type=Path, metavar="DIR", help="append to DIR/<device>/<date>-<commit>.jsonl")
     add("--seconds", type=float, metavar="S", help="measure each line of a table for so long")
-    add(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        help="time torch.compile too, which takes its time; by default on a GPU without --quick",
-    )
     add("--base", metavar="COMMIT", help="compare with the amp_ext of another commit")
     options = parser.parse_args(argv)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no GPU here; use --device cpu")
     options.ops = list(dict.fromkeys(OPS if ALL in options.ops else options.ops))
     options.providers = tuple(filter(None, options.providers.split(",")))
     product = options.m, options.n, options.k
@@ -74,19 +59,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         others = [name for name in options.ops if load(name).axis != axis]
         if getattr(options, axis) and others:
             parser.error(f"{names}: not for {', '.join(others)}")
-    part = options.providers or options.product or options.sizes
-    if options.results and (part or options.json or options.base):
-        parser.error("--results is for whole tables: use --json FILE or --csv FILE")
-    if options.compile is None:
-        options.compile = options.device == "cuda" and not options.quick
+    if options.results and (options.json or options.base):
+        parser.error("--results names a file of its own: leave out --json and --base")
     return options
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive size, got {value}")
-    return value
 
 
 def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> list[dict]:
@@ -96,10 +71,9 @@ def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> lis
     cases even if the run is interrupted.
     """
     setup = Setup(
-        device=torch.device(options.device),
+        device=options.device,
         quick=options.quick,
         dtype=DTYPES.get(options.dtype),
-        compiled=options.compile,
         sizes=options.sizes or (),
         product=options.product,
     )
@@ -108,7 +82,7 @@ def run_op(op: Op, options: argparse.Namespace, about: dict[str, object]) -> lis
         named = f"{options.filter!r} in its name" if options.filter else f"{options.dtype} operands"
         print(f"no case of {op.name} has {named}", file=sys.stderr)
         return []
-    budget = (timing.QUICK if setup.quick else timing.FULL)[options.device]
+    budget = (timing.QUICK if setup.quick else timing.FULL)[options.device.type]
     if options.seconds is not None:
         budget = replace(budget, seconds=options.seconds)
     records: list[dict] = []
@@ -141,21 +115,17 @@ def show(op: Op, records: Sequence[dict], about: dict[str, object]) -> None:
         if record["error"]:
             reason = record["error"].partition("\n")[0]
             print(f"NO RATIO for {record['case']}, {record['provider']}: {reason}")
-    foreign = max(record["foreign_cores"] or 0.0 for record in records)
-    if foreign > timing.FOREIGN_CORES:
-        print(f"note: other processes held up to {foreign:.1f} cores; repeat on a quiet machine")
 
 
-def compare_with_base(options: argparse.Namespace) -> int:
+def compare_with_base(argv: Sequence[str], options: argparse.Namespace) -> int:
     """Run the same benchmarks on the base's amp_ext and on the present one; print ratios."""
-    chosen = {name: getattr(options, name) for name in ("dtype", *"mnk", "layout", "seconds")}
-    chosen["device"], chosen["filter"] = options.device, options.filter
-    chosen["sizes"] = ",".join(f"{count}x{size}" for count, size in options.sizes or ())
-    chosen["providers"] = ",".join(options.providers or ledger.OURS)
-    arguments = [f"--{name}={value}" for name, value in chosen.items() if value not in (None, "")]
-    arguments += ["--no-compile", *(["--quick"] if options.quick else [])]
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--base", "--csv", "--json"):
+        own.add_argument(name)
+    _, arguments = own.parse_known_args(argv)
+    arguments.append(f"--providers={','.join(options.providers or ledger.OURS)}")
     try:
-        before, now = base.measure_both(options.base, options.ops, arguments)
+        before, now = base.measure_both(options.base, arguments)
     except base.BuildError as error:
         print(f"--base {options.base}: {error}", file=sys.stderr)
         return 2
@@ -165,23 +135,23 @@ def compare_with_base(options: argparse.Namespace) -> int:
         ledger.append(options.json, [*before, *now])
     if options.csv:
         table.write_csv(options.csv, [*before, *now])
-    headers, rows, reasons, status = base.compared(before, now)
+    headers, rows, reasons = base.compared(before, now)
     print(f"amp_ext of {options.base} over that of this tree; above 1 this tree is faster")
     table.show(headers, rows)
     for reason in reasons:
         print(reason)
-    return status
+    return int(bool(reasons))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     options = parse(argv)
     if options.base:
-        return compare_with_base(options)
+        return compare_with_base(argv, options)
     mode = os.environ["AMP_EXT_GEMM"]
     chosen = [] if mode == "library" else [f"AMP_EXT_GEMM={mode}"]
     command = shlex.join([*chosen, "python", "bench/run.py", *argv])
-    about = environment.describe(torch.device(options.device), command)
+    about = ledger.describe(options.device, command)
     if options.results:
         names = (about[key] for key in ("device", "device_name", "commit"))
         options.json = ledger.file_in(options.results, *names)

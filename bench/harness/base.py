@@ -78,69 +78,59 @@ def run_apart(package: Path, arguments: Sequence[str], file: Path) -> None:
     command = [sys.executable, str(ROOT / "bench/run.py"), *arguments, "--json", str(file)]
     environment = {**os.environ, "PYTHONPATH": path}
     run = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
-    # 1: a case has failed, as its record shows; 2: the op has none of the cases.
+    # 1: a case has failed, as its record shows; 2: no op has the cases.
     if run.returncode not in (0, 1, 2) or (run.returncode == 1 and not file.exists()):
         raise BuildError(f"{' '.join(command)}: exit status {run.returncode}")
 
 
-def measure_both(
-    revision: str, ops: Sequence[str], arguments: Sequence[str]
-) -> tuple[list[dict], list[dict]]:
-    """Measure each op on the base's amp_ext and on the present one, in turn."""
+def measure_both(revision: str, arguments: Sequence[str]) -> tuple[list[dict], list[dict]]:
+    """Run the benchmark on the base's amp_ext and on the present one, in turn."""
     packages = base_package(revision), Path(amp_ext.__file__).parents[1]
     sides: tuple[list[dict], list[dict]] = ([], [])
     with tempfile.TemporaryDirectory() as folder:
-        for op in ops:
-            for round_ in range(ROUNDS):
-                for side, package in enumerate(packages):
-                    file = Path(folder, f"{op}-{round_}-{side}.jsonl")
-                    run_apart(package, [op, *arguments], file)
-                    if file.exists():
-                        sides[side].extend(ledger.read(file))
+        for round_ in range(ROUNDS):
+            for side, package in enumerate(packages):
+                file = Path(folder, f"{round_}-{side}.jsonl")
+                run_apart(package, arguments, file)
+                if file.exists():
+                    sides[side].extend(ledger.read(file))
     return sides
 
 
 def compared(
     base: Sequence[dict], now: Sequence[dict]
-) -> tuple[list[str], list[list[str]], list[str], int]:
+) -> tuple[list[str], list[list[str]], list[str]]:
     """Compare the medians of the rounds.
 
     Returns:
-        Headers and rows of a table, the reasons for missing ratios, and the exit status: 1 where
-        a case has failed on either side.
+        Headers and rows of a table, and the reasons for missing ratios.
     """
-    before, after = rounds(base), rounds(now)
+    found: dict[tuple[str, str, str], tuple[list[dict], list[dict]]] = {}
+    for side, records in enumerate((base, now)):
+        for record in records:
+            # A case that was not built has an error of its baseline.
+            mine = record["provider"] in ledger.OURS or record["error"]
+            if mine and not record["limit"]:
+                name = record["case"], record["provider"], record["op"]
+                found.setdefault(name, ([], []))[side].append(record)
     headers = ["case", "provider", "op", "base us", "now us", "ratio", "of rounds"]
     rows, reasons = [], []
     ratios: dict[str, list[float]] = {}
-    for name in dict.fromkeys([*after, *before]):
-        op, case, provider = name
-        found = before.get(name, []), after.get(name, [])
-        if lacking := reason(*found):
+    for (case, provider, op), sides in found.items():
+        if lacking := reason(*sides):
             reasons.append(f"NO RATIO for {op}, {case}, {provider}: {lacking}")
             continue
-        each = [b["p20_us"] / n["p20_us"] for b, n in zip(*found, strict=True)]
+        each = [b["p20_us"] / n["p20_us"] for b, n in zip(*sides, strict=True)]
         ratio = median(each)
-        if found[1][0]["counted"]:
+        if sides[1][0]["counted"]:
             ratios.setdefault(provider, []).append(ratio)
-        times = [microseconds(median(record["p20_us"] for record in side)) for side in found]
+        times = [microseconds(median(record["p20_us"] for record in side)) for side in sides]
         spread = f"{min(each):.2f}..{max(each):.2f}"
         rows.append([case, provider, op, *times, f"{ratio:.2f}", spread])
     for provider, counted in ratios.items():
         words = f"geometric mean of {len(counted)} ratios base / now"
         rows.append([words, provider, "", "", "", f"{geometric_mean(counted):.2f}", ""])
-    return headers, rows, reasons, int(bool(reasons))
-
-
-def rounds(records: Sequence[dict]) -> dict[tuple[str, str, str], list[dict]]:
-    """Return the rounds of each of amp_ext's cases, by op, case and provider."""
-    found: dict[tuple[str, str, str], list[dict]] = {}
-    for record in records:
-        mine = record["provider"] in ledger.OURS or record["error"]  # of a case that was not built
-        if mine and not record["limit"]:
-            name = record["op"], record["case"], record["provider"]
-            found.setdefault(name, []).append(record)
-    return found
+    return headers, rows, reasons
 
 
 def reason(base: Sequence[dict], now: Sequence[dict]) -> str | None:

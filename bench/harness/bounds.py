@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-
 import torch
 from torch import Tensor
 
-from harness.registry import check, faults
+from harness.registry import check
 
 UNIT = 2.0**-24  # half a unit in the last place of float32
 TANH_UNITS = 64  # of float32: the error of an implementation of erf, exp or tanh
 BLOCK = 128
 ELEMENT = 8  # an element's bound relative to a block's
-ROWS = 1024
 
 
 def block_norms(matrix: Tensor) -> Tensor:
@@ -55,35 +51,3 @@ def compare(result: Tensor, exact: Tensor, terms: int, dtype: torch.dtype, name:
     ):
         worst = (found / limit.clamp(min=torch.finfo(torch.float64).tiny)).max().item()
         check(worst <= 1, f"{part} of {name} is {worst:.2f} times as far off as it may be")
-
-
-def compare_products(
-    a: Tensor, b: Tensor, c: Tensor | None, results: Mapping[str, tuple[Tensor, torch.dtype]]
-) -> dict[str, str]:
-    """Return the errors of several results of a @ b + c, by name.
-
-    Args:
-        a, b: [m, k] and [k, n].
-        c: [m, n] or None.
-        results: [m, n] each, and the dtype that the product is rounded to.
-    """
-    wrong = faults(
-        {
-            name: partial(check, len(r) == len(a), f"{name}'s result is of shape {tuple(r.shape)}")
-            for name, (r, _) in results.items()
-        }
-    )
-    wide = b.double()
-    for start in range(0, len(a), ROWS):  # to save memory
-        rows = slice(start, start + ROWS)
-        exact = a[rows].double() @ wide
-        if c is not None:
-            exact += c[rows]
-        left = {name: pair for name, pair in results.items() if name not in wrong}
-        wrong |= faults(
-            {
-                name: partial(compare, r[rows], exact, a.shape[1], dtype, f"{name}'s result")
-                for name, (r, dtype) in left.items()
-            }
-        )
-    return wrong

@@ -80,23 +80,18 @@ class Product:
     """
 
     def __init__(self, library: Library, operands: Operands, beta: float = 0.0) -> None:
-        self.library, self.kind = library, self.kind_of(operands)
-        self.alpha, self.beta = c_float(1), c_float(beta)
-        self.description, self.layouts = c_void_p(), [c_void_p() for _ in self.kind]
+        self.library, self.alpha, self.beta = library, c_float(1), c_float(beta)
+        a, b, out = operands
+        kinds = [layout(matrix) for matrix in (b, a, out)]
+        self.description, self.layouts = c_void_p(), [c_void_p() for _ in kinds]
         fp32 = TYPES[torch.float32]
         library("cublasLtMatmulDescCreate", byref(self.description), COMPUTE_32F, fp32)
-        for handle, (dtype, rows, columns, leading, _) in zip(self.layouts, self.kind, strict=True):
+        for handle, (dtype, rows, columns, leading, _) in zip(self.layouts, kinds, strict=True):
             sizes = c_uint64(rows), c_uint64(columns), c_int64(leading)
             library("cublasLtMatrixLayoutCreate", byref(handle), TYPES[dtype], *sizes)
-        for attribute, (*_, transposed) in zip((TRANSPOSE_A, TRANSPOSE_B), self.kind, strict=False):
+        for attribute, (*_, transposed) in zip((TRANSPOSE_A, TRANSPOSE_B), kinds, strict=False):
             value = byref(c_int(transposed)), c_size_t(4)
             library("cublasLtMatmulDescSetAttribute", self.description, attribute, *value)
-
-    @staticmethod
-    def kind_of(operands: Operands) -> list[Layout]:
-        """Return the layouts in cuBLASLt's order."""
-        a, b, out = operands
-        return [layout(matrix) for matrix in (b, a, out)]
 
     def algorithms(self) -> list[Algorithm]:
         """Return the algorithms that the heuristics name, the most promising first."""
@@ -120,11 +115,10 @@ class Product:
     def launch(self, algorithm: Algorithm, operands: Operands) -> Callable[[], None]:
         """Return a launch on the current stream; its arguments are made once.
 
-        Raises:
-            ValueError: shapes, dtypes or strides differ from the product's.
+        Args:
+            algorithm: one of `algorithms`.
+            operands: of the product's shapes, dtypes and strides.
         """
-        if self.kind_of(operands) != self.kind:
-            raise ValueError("cublaslt: operands are not of the product's kind")
         a, b, out = (c_void_p(tensor.data_ptr()) for tensor in operands)
         of_b, of_a, of_out = self.layouts
         call = functools.partial(

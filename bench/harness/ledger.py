@@ -5,15 +5,23 @@ A line is one provider of a case. Lines are only ever appended.
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import platform
 import re
+import subprocess
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypedDict
 
+import torch
+
 OURS = ("cpu", "cuda", "triton", "library")  # providers that are amp_ext
 FP32_LINE = "fp32"  # the provider that is torch in FP32
+HERE = Path(__file__).parent
+COMMIT = "AMP_EXT_COMMIT"  # names the commit of files that were copied without their repository
 
 
 class Record(TypedDict):
@@ -37,7 +45,6 @@ class Record(TypedDict):
     ratio: float | None  # the baseline's p20 over this line's; None for refused cases too
     counted: bool  # whether the case enters the geometric mean
     error: str | None  # why there is no ratio
-    foreign_cores: float | None  # held by other processes before the case
     device: str  # "cpu" or "cuda"
     device_name: str
     driver: str | None
@@ -98,3 +105,52 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+# ---- the keys that are the same for all of a run -----------------------------------------------
+
+
+def describe(device: torch.device, command: str) -> dict[str, object]:
+    """Return what a line says of the machine, the software, the commit and the command."""
+    import amp_ext
+    from amp_ext._triton import triton_version
+
+    on_gpu = device.type == "cuda"
+    driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
+        "driver": driver.splitlines()[0] if on_gpu and driver else None,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": triton_version(),
+        # An amp_ext installed outside of its repository has no commit of its own.
+        "commit": commit(Path(amp_ext.__file__).parent) or commit(HERE),
+        "command": command,
+    }
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+@functools.cache
+def commit(folder: Path = HERE) -> str | None:
+    """Return a repository's commit, "-dirty" with local changes, else AMP_EXT_COMMIT."""
+    words = _output_of("git", "-C", str(folder), "describe", "--always", "--dirty")
+    return words or os.environ.get(COMMIT)
+
+
+def _output_of(*command: str) -> str | None:
+    """Return a command's output; None where the command fails."""
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return run.stdout.strip() or None

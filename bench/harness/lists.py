@@ -6,44 +6,32 @@ import argparse
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from harness import providers
-from harness.providers import Line
-from harness.registry import BASELINE, FP32, NAMES, Case, Provider, Setup, Trial, Work, check
-from workloads.gradients import Shape, gpt2_shapes, gradient, gradients, parameters
+from harness.registry import BASELINE, FP32, NAMES, Case, Provider, Setup, Trial, Work, bound
+from workloads.gradients import Shape, gpt2_shapes, gradient, gradients
 
 KI, MI = 1 << 10, 1 << 20
 UNITS = {"": 1, "Ki": KI, "Mi": MI}
 L2_MULTIPLE = 3
 MAX_COPIES = 1000
-MAX_COMPILED = 200  # tensors: torch.compile takes a second for every few
-INTEGERS = {2: torch.int16, 4: torch.int32}  # by size in bytes
 T = TypeVar("T")
 
 
 class Gradients:
-    """Hold the .grad of parameters, whole and by dtype: torch's ops take one dtype at a time."""
+    """Hold gradients, whole and by dtype: torch's ops take one dtype at a time."""
 
-    def __init__(self, grads: list[Tensor], leaves: Sequence[Tensor] = ()) -> None:
-        self.flat, self.leaves = grads, leaves
+    def __init__(self, grads: list[Tensor]) -> None:
+        self.flat = grads
         groups: dict[torch.dtype, list[Tensor]] = {}
         for grad in grads:
             groups.setdefault(grad.dtype, []).append(grad)
         self.groups = list(groups.values())
-        self.bytes = sum(grad.nbytes for grad in grads)
-
-    @classmethod
-    def of(
-        cls, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype], device: torch.device
-    ) -> Gradients:
-        """Make the same values every time; several dtypes are dealt out in turn."""
-        leaves = parameters(gradients(shapes, dtypes, device))
-        return cls([leaf.grad for leaf in leaves], leaves)
 
     def clone(self) -> Gradients:
         return Gradients(clones(self.flat))
@@ -54,9 +42,6 @@ class Gradients:
         if value is not None:
             copy.flat[-1].view(-1)[-1] = value
         return copy
-
-    def are_finite(self) -> bool:
-        return bool(torch.stack([grad.isfinite().all() for grad in self.flat]).all())
 
 
 # ---- sizes -------------------------------------------------------------------------------------
@@ -127,9 +112,8 @@ def build(
     shapes: Sequence[Shape],
     dtypes: Sequence[torch.dtype],
     setup: Setup,
-    lines: dict[str, Line],
-    verify: Callable[[Line, Gradients], None],
-    composed: Callable[[list[Tensor], Tensor, Tensor], object],
+    lines: list[Provider],
+    verify: Callable[[Provider, Gradients], None],
     factors: Sequence[float] = (1.0,),
     passes: int = 1,
 ) -> Trial:
@@ -137,43 +121,30 @@ def build(
 
     Args:
         shapes, dtypes, setup: of the gradients.
-        lines: `launch` takes Gradients, a flag [1] that non-finite values raise, and a factor [].
-        verify: raises CheckError for a line's wrong result on copies of gradients.
-        composed: the op in torch's ordinary ones for torch.compile; takes tensors, flag and factor.
+        lines: a launch takes Gradients, a flag [1] that non-finite values raise, and a factor [].
+        verify: raises CheckError for a provider's wrong result on copies of gradients.
         factors: taken in turn, each for as many launches as there are sets of gradients.
         passes: how many times a launch has to move every byte of the gradients.
     """
     device = setup.device
-    grads = Gradients.of(shapes, dtypes, device)
-    if setup.compiled and len(dtypes) == 1 and 2 < len(shapes) <= MAX_COMPILED:
-        inputs = clones(grads.flat), new_flag(device), torch.ones((), device=device)
-        if program := providers.compiled(composed, lambda program: program(*inputs)):
-            lines[providers.COMPILE] = Line(lambda g, *rest: program(g.flat, *rest))
-    sets = rotated(grads, grads.bytes, Gradients.clone, device)
+    new = lambda: Gradients(gradients(shapes, dtypes, device))  # noqa: E731
+    grads = new()
+    size = sum(grad.nbytes for grad in grads.flat)
+    sets = rotated(grads, size, Gradients.clone, device)
     tensors = [torch.tensor(value, device=device) for value in factors]
     turns = itertools.cycle([(each, factor) for factor in tensors for each in sets])
-    flags = {name: new_flag(device) for name in lines}
 
-    def timed(name: str, line: Line) -> Provider:
-        flag = flags[name]
+    def timed(provider: Provider) -> Provider:
+        flag = new_flag(device)
 
         def launch() -> None:
             grads, factor = next(turns)
-            line.launch(grads, flag, factor)
+            provider.launch(grads, flag, factor)
 
-        return Provider(name, launch, around=line.around)
+        return replace(provider, launch=launch)
 
-    @cache
-    def finite_gradients() -> Gradients:
-        return grads if grads.are_finite() else Gradients.of(shapes, dtypes, device)
-
-    def verify_line(name: str, line: Line) -> None:
-        if flags[name].item() != 0:  # rightly where another has made infinities in the shared sets
-            spoilt = not all(each.are_finite() for each in sets)
-            check(spoilt, "found_inf was raised for finite gradients")
-        verify(line, finite_gradients())
-
-    return providers.trial(lines, timed, verify_line, Work(bytes=passes * grads.bytes), alive=sets)
+    fresh = cache(new)  # a wrong provider may have spoilt the timed ones
+    return Trial(lines, lambda line: verify(line, fresh()), Work(bytes=passes * size), timed)
 
 
 def new_flag(device: torch.device) -> Tensor:
@@ -182,13 +153,9 @@ def new_flag(device: torch.device) -> Tensor:
 
 
 def different(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> int:
-    """Count the tensors that differ from their partner in a bit; all NaNs are alike."""
-
-    def differ(mine: Tensor, theirs: Tensor) -> Tensor:
-        unequal = mine.view(INTEGERS[mine.itemsize]) != theirs.view(INTEGERS[mine.itemsize])
-        return (unequal & ~(mine.isnan() & theirs.isnan())).any()
-
-    return int(torch.stack([differ(*pair) for pair in zip(tensors, others, strict=True)]).sum())
+    """Count the tensors that differ from their partner in a bit."""
+    pairs = zip(tensors, others, strict=True)
+    return sum(not a.view(torch.uint8).equal(b.view(torch.uint8)) for a, b in pairs)
 
 
 def rotated(first: T, size: int, copy: Callable[[T], T], device: torch.device) -> list[T]:
@@ -222,12 +189,8 @@ def clones(tensors: Sequence[Tensor]) -> list[Tensor]:
 def limit(setup: Setup, name: str, passes: int, op: Callable[[Tensor], Callable]) -> Case:
     """Make a first row: one large FP32 tensor, moved `passes` times by the function of `op`."""
     size = MI if setup.quick else 64 * MI
-
-    def build_limit() -> Trial:
-        tensor = gradient(size, device=setup.device)
-        return Trial((Provider(name, op(tensor)),), work=Work(bytes=passes * tensor.nbytes))
-
-    return Case(f"{name} {binary(size)} fp32", build_limit, dtype=FP32, limit=True)
+    make = lambda: op(gradient(size, device=setup.device))  # noqa: E731
+    return bound(f"{name} {binary(size)} fp32", make, Work(bytes=4 * passes * size), FP32, name)
 
 
 def copy_limit(setup: Setup) -> Case:
@@ -236,9 +199,7 @@ def copy_limit(setup: Setup) -> Case:
 
 
 def in_place_limit(setup: Setup) -> Case:
-    """Multiply in place on a CPU (a copy also reads its target); copy on a GPU."""
-    if setup.on_gpu:
-        return copy_limit(setup)
+    """Multiply in place: on a CPU a copy also reads its target."""
     factors = itertools.cycle([2.0, 0.5])
     return limit(setup, "mul_", 2, lambda tensor: lambda: tensor.mul_(next(factors)))
 

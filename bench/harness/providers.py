@@ -1,33 +1,18 @@
-"""Make the providers of a case: amp_ext's backends, torch and torch.compile."""
+"""Make the providers of a case: amp_ext's backends and torch."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 import amp_ext
 from amp_ext._library import _C
-from harness.registry import BASELINE, Provider, Trial, Work, described, faults
+from harness.registry import BASELINE, Provider
 
-COMPILE = "compile"
 LIBRARY = "library"  # amp_ext with products by torch's GEMM
-
-
-class Line(NamedTuple):
-    """Pair a provider's callable with the context of each sample.
-
-    Args:
-        launch: the op, or a factory of the timed object, as the op's cases define.
-        around: a context for each sample, entered and left untimed.
-    """
-
-    launch: Callable[..., Any]
-    around: Callable[[], AbstractContextManager] = nullcontext
 
 
 @contextmanager
@@ -71,52 +56,10 @@ def lines(
     theirs: Callable[..., Any],
     device: torch.device,
     products: bool = False,
-) -> dict[str, Line]:
-    """Return a line for each of amp_ext's backends, and the baseline's."""
-    made = {name: Line(mine, around) for name, around in ours(device, products).items()}
-    return {**made, BASELINE: Line(theirs)}
-
-
-def trial(
-    lines: Mapping[str, Line],
-    timed: Callable[[str, Line], Provider],
-    verify: Callable[[str, Line], None],
-    work: Work,
-    unchecked: Collection[str] = (),
-    alive: object = None,
-) -> Trial:
-    """Make a trial of one provider a line.
-
-    Args:
-        lines: by name.
-        timed: makes a line's provider, within its context.
-        verify: raises CheckError for a line's wrong result, within its context.
-        work: of one launch.
-        unchecked: names of the lines that the others are compared with.
-        alive: other objects that live as long as the inputs.
-    """
-
-    def within(function: Callable[[str, Line], Any], name: str) -> Any:
-        with lines[name].around():
-            return function(name, lines[name])
-
-    def verify_all(names: Collection[str]) -> dict[str, str]:
-        return faults({n: partial(within, verify, n) for n in names if n not in unchecked})
-
-    made = tuple(guarded(name, partial(within, timed, name)) for name in lines)
-    return Trial(made, verify_all, work, alive)
-
-
-def guarded(name: str, make: Callable[[], Provider]) -> Provider:
-    """Call `make`; if it raises, return a provider that raises the error when launched."""
-    try:
-        return make()
-    except Exception as error:
-        return Provider(name, partial(_raise, error.with_traceback(None)))
-
-
-def _raise(error: Exception) -> None:
-    raise error
+) -> list[Provider]:
+    """Return a provider for each of amp_ext's backends, and the baseline."""
+    made = [Provider(name, mine, around=each) for name, each in ours(device, products).items()]
+    return [*made, Provider(BASELINE, theirs)]
 
 
 @contextmanager
@@ -131,22 +74,3 @@ def without_tf32() -> Iterator[None]:
     finally:
         for switch, allowed in zip(switches, before, strict=True):
             switch.allow_tf32 = allowed
-
-
-def compiled(
-    function: Callable[..., object], run: Callable[[Callable[..., object]], object]
-) -> Callable[..., object] | None:
-    """Return the function by torch.compile; None and a note where that fails.
-
-    Args:
-        function: to be compiled; programs compiled before are dropped.
-        run: calls the program as the benchmark will, forward and backward.
-    """
-    torch.compiler.reset()
-    program = torch.compile(function, dynamic=False)
-    try:
-        run(program)
-    except Exception as error:  # of any type: a missing compiler, or an op that inductor lacks
-        print(f"{COMPILE} is left out: {described(error).partition(chr(10))[0]}", file=sys.stderr)
-        return None
-    return program

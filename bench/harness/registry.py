@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,19 +28,13 @@ def check(condition: bool, message: str) -> None:
         raise CheckError(message)
 
 
-def faults(checks: Mapping[str, Callable[[], object]]) -> dict[str, str]:
-    """Return the error of each check that raises, by the provider's name."""
-    found = {}
-    for name, run in checks.items():
-        try:
-            run()
-        except Exception as error:  # one provider's failure must leave the others their results
-            found[name] = described(error)
-    return found
-
-
-def described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+@contextmanager
+def noted(errors: dict[str, str], name: str) -> Iterator[None]:
+    """Note a provider's error, which leaves the others their results."""
+    try:
+        yield
+    except Exception as error:
+        errors[name] = f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,6 @@ class Setup:
     device: torch.device
     quick: bool = False  # inputs of a few MiB at most
     dtype: torch.dtype | None = None  # the only dtype wanted; None for the op's usual ones
-    compiled: bool = False  # whether torch.compile takes part
     sizes: tuple[tuple[int, int], ...] = ()  # the only list wanted: counts and sizes
     product: tuple[int, int, int, str] | None = None  # the only product: m, n, k and layout
 
@@ -74,7 +68,7 @@ class Provider:
     """Hold one implementation of an op; its launch is timed."""
 
     name: str  # a backend of amp_ext (ledger.OURS), "torch" (the baseline), or another
-    launch: Callable[[], object]
+    launch: Callable[..., Any]
     prepare: Callable[[], object] | None = None  # before each sample; a sample is then one launch
     excluded_ns: Callable[[], int] | None = None  # of the last launch: not the op's own time
     around: Callable[[], AbstractContextManager] = nullcontext  # of each sample, untimed
@@ -92,15 +86,21 @@ class Work:
 
 @dataclass(frozen=True)
 class Trial:
-    """Hold a case with its inputs in memory.
+    """Hold the providers of a case, whose inputs are in memory.
 
-    `verify` takes the names of the timed providers and returns the errors of wrong results.
+    Args:
+        providers: in the order of the table's lines. A launch takes what `timed` and `verify` pass.
+        verify: raises CheckError for a provider's wrong result, within the provider's context.
+        work: of one timed launch.
+        timed: returns a provider with a launch without arguments, within the provider's context.
+        unchecked: names of the providers that the others are compared with.
     """
 
-    providers: tuple[Provider, ...]  # in the order of the table's lines
-    verify: Callable[[Collection[str]], Mapping[str, str]] = lambda names: {}
+    providers: Sequence[Provider]
+    verify: Callable[[Provider], object] = lambda provider: None
     work: Work = Work()
-    alive: object = None  # objects that live as long as the inputs, such as parameters
+    timed: Callable[[Provider], Provider] = lambda provider: provider
+    unchecked: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,18 @@ class Case:
     baseline: str = BASELINE  # the provider that ratios are to
     dtype: torch.dtype | None = None  # of the operands, where they have one dtype
     limit: bool = False  # the table's first row, a bound for all implementations
+
+
+def bound(
+    name: str,
+    make: Callable[[], Callable[[], object]],
+    work: Work = Work(),
+    dtype: torch.dtype | None = None,
+    provider: str = BASELINE,
+) -> Case:
+    """Return a table's first row; `make` makes the inputs and returns a launch."""
+    build = lambda: Trial([Provider(provider, make())], work=work)  # noqa: E731
+    return Case(name, build, dtype=dtype, limit=True)
 
 
 @dataclass(frozen=True)

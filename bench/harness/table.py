@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from harness.ledger import BENCH_KEYS, OURS, Record
-from harness.registry import BASELINE
 
 TIMES = {"p50_us": "median us", "p20_us": "p20 us", "p80_us": "p80 us"}
 BENCHES = dict(zip(BENCH_KEYS, ("do_bench us", "cudagraph us"), strict=True))
@@ -51,13 +50,10 @@ def table(records: Sequence[Record], unit: str) -> tuple[list[str], list[list[st
 
 
 def label(record: Record) -> str:
-    """Return the case's name, marked where its ratios are unusual."""
+    """Return the case's name, marked where its ratio is not counted."""
     if record["limit"]:
         return f"limit: {record['case']}"
-    if record["counted"]:
-        return record["case"]
-    baseline = record["baseline"]
-    return f"{record['case']} ({'not counted' if baseline == BASELINE else f'to {baseline}'})"
+    return record["case"] if record["counted"] else f"{record['case']} (not counted)"
 
 
 def rate(record: Record, unit: str) -> str:
@@ -72,8 +68,12 @@ def rate(record: Record, unit: str) -> str:
         "us/call": us / record["calls"],
         "ms/step": us / 1e3,
     }[unit]
-    value = value or 0.0
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return three_digits(value or 0.0)
+
+
+def three_digits(value: float) -> str:
+    """Write three digits, and all digits before the point: 0.0123, 1.20, 57.4, 2,955."""
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:,.0f}"
 
 
 def microseconds(us: float | None) -> str:

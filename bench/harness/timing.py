@@ -1,20 +1,18 @@
-"""Time several providers in turn, and measure the machine's load before."""
+"""Time several providers in turn."""
 
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from harness.ledger import BENCH_KEYS
-from harness.registry import Provider, described
-
-FOREIGN_CORES = 0.5
+from harness.registry import Provider, noted
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,7 @@ SLOW_US = 0.2e6  # of a slow sample
 SLOW_TURN = 5  # in every so many rounds
 
 
-@dataclass(frozen=True)
-class Quantiles:
+class Quantiles(NamedTuple):
     """Hold the time of one launch in microseconds at three percentiles."""
 
     p20: float
@@ -46,14 +43,6 @@ class Quantiles:
     def of(cls, samples_us: Sequence[float]) -> Quantiles:
         at = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
         return cls(*torch.tensor(samples_us, dtype=torch.float64).quantile(at).tolist())
-
-
-class Failed(Exception):
-    """Name a provider that raised, and the reason."""
-
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"{name}: {why}")
-        self.name, self.why = name, why
 
 
 def device_fault() -> str:
@@ -68,7 +57,10 @@ def device_fault() -> str:
 
 
 def interleaved(
-    providers: Sequence[Provider], budget: Budget, events: bool = False
+    providers: Sequence[Provider],
+    budget: Budget,
+    errors: dict[str, str],
+    events: bool = False,
 ) -> dict[str, Quantiles]:
     """Time the providers in turn, sample by sample, every second round in reverse order.
 
@@ -77,44 +69,43 @@ def interleaved(
     a sample takes over a fifth of a second, its provider sits out four rounds of five. The clock is
     the host's, or a GPU's if `events`.
 
-    Raises:
-        Failed: a provider has raised.
+    Args:
+        providers: their launches take no arguments.
+        budget: of the samples.
+        errors: gains the error of each provider that raises, which is then left out.
+        events: whether to use a GPU's clock.
     """
+    sample_us = _event_sample_us if events else _host_sample_us
 
-    def sample(provider: Provider, launches: int) -> float:
-        try:
-            return (_event_sample_us if events else _host_sample_us)(provider, launches)
-        except Exception as error:
-            raise Failed(provider.name, described(error)) from error
+    def able() -> list[Provider]:
+        return [provider for provider in providers if provider.name not in errors]
 
     warm: dict[str, float] = {}
     for _ in range(WARM_UPS):  # the last times count; a slow provider warms up once
-        for provider in providers:
+        for provider in able():
             if warm.get(provider.name, 0.0) <= SLOW_US:
-                warm[provider.name] = sample(provider, 1)
+                with noted(errors, provider.name):
+                    warm[provider.name] = sample_us(provider, 1)
     launches = 1
-    if not any(provider.prepare for provider in providers):
+    if warm and not any(provider.prepare for provider in providers):
         launches = max(1, math.ceil(budget.sample_us / min(warm.values())))
     slow = {name for name, us in warm.items() if us * launches > SLOW_US}
 
-    samples: dict[str, list[float]] = {provider.name: [] for provider in providers}
-    deadline = time.perf_counter() + budget.seconds * len(providers)
+    samples: dict[str, list[float]] = {provider.name: [] for provider in able()}
+    deadline = time.perf_counter() + budget.seconds * len(samples)
     for count in range(MAX_SAMPLES):
         if count >= budget.samples and time.perf_counter() > deadline:
             break
-        for provider in providers if count % 2 == 0 else reversed(providers):
+        for provider in able()[:: 1 if count % 2 == 0 else -1]:
             if provider.name in slow and count % SLOW_TURN:
                 continue
-            samples[provider.name].append(sample(provider, launches))
-    return {name: Quantiles.of(values) for name, values in samples.items()}
+            with noted(errors, provider.name):
+                samples[provider.name].append(sample_us(provider, launches))
+    return {name: Quantiles.of(values) for name, values in samples.items() if name not in errors}
 
 
 def _host_sample_us(provider: Provider, launches: int) -> float:
-    with provider.around():
-        if provider.prepare:
-            provider.prepare()
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+    with _prepared(provider):
         launch = provider.launch
         start = time.perf_counter_ns()
         for _ in range(launches):
@@ -126,16 +117,24 @@ def _host_sample_us(provider: Provider, launches: int) -> float:
 
 def _event_sample_us(provider: Provider, launches: int) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    with provider.around():
-        if provider.prepare:
-            provider.prepare()
-        torch.cuda.synchronize()
+    with _prepared(provider):
         start.record()
         for _ in range(launches):
             provider.launch()
         end.record()
     end.synchronize()
     return start.elapsed_time(end) * 1e3 / launches
+
+
+@contextmanager
+def _prepared(provider: Provider) -> Iterator[None]:
+    """Enter a provider's context, with its inputs prepared and the GPU idle."""
+    with provider.around():
+        if provider.prepare:
+            provider.prepare()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        yield
 
 
 def by_triton(provider: Provider) -> dict[str, float | None]:
@@ -151,37 +150,11 @@ def by_triton(provider: Provider) -> dict[str, float | None]:
         from triton import testing
     except ImportError:
         return times
-    with provider.around():
-        for key, bench in zip(
-            BENCH_KEYS, (testing.do_bench, testing.do_bench_cudagraph), strict=True
-        ):
-            try:
-                times[key] = bench(provider.launch, return_mode="median") * 1e3
-            except Exception:  # of any type
-                torch.cuda.synchronize()
-    return times
-
-
-def foreign_load(wait: float) -> float:
-    """Return the cores held by others, looked at again after `wait` seconds if above half."""
-    load = _busy_cores()
-    if load > FOREIGN_CORES:
-        time.sleep(wait)
-        load = _busy_cores()
-    return load
-
-
-def _busy_cores() -> float:
-    """Return the cores that are busy while this process sleeps; 0 without /proc/stat."""
-    ticks = []  # idle and all, of all cores since boot; see proc_stat(5)
-    for seconds in (0.1, 0.0):
+    benches = testing.do_bench, testing.do_bench_cudagraph
+    for key, bench in zip(BENCH_KEYS, benches, strict=True):
         try:
-            line = Path("/proc/stat").read_text().partition("\n")[0]
-        except OSError:
-            return 0.0
-        counts = [int(field) for field in line.split()[1:9]]
-        ticks.append((counts[3] + counts[4], sum(counts)))
-        time.sleep(seconds)
-    (idle, total), (idle_later, total_later) = ticks
-    idle_share = (idle_later - idle) / max(1, total_later - total)
-    return (1 - idle_share) * (os.cpu_count() or 1) if total_later > total else 0.0
+            with provider.around():
+                times[key] = bench(provider.launch, return_mode="median") * 1e3
+        except Exception:  # of any type
+            torch.cuda.synchronize()
+    return times

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from torch.nn import functional as F
 
 import amp_ext
 from harness import providers
-from harness.providers import Line
 from harness.registry import (
     BASELINE,
     BF16,
@@ -25,6 +25,7 @@ from harness.registry import (
     Setup,
     Trial,
     Work,
+    bound,
     check,
 )
 
@@ -34,65 +35,53 @@ REGIONS = {"amp_ext": amp_ext.autocast, BASELINE: torch.autocast}
 NO_GRAD, FORWARD, BACKWARD = MODES = ("no grad", "forward", "fwd+bwd")
 
 
-@dataclass(frozen=True)
-class Call:
-    """Describe a product as a network makes it.
-
-    Args:
-        name: the op, and its FP32 operands.
-        run: takes the tensors.
-        shapes: of the tensors.
-        weights: how many of the last tensors are FP32 parameters; the others have the region's
-            dtype.
-    """
+class Product(NamedTuple):
+    """Describe a product as a network makes it."""
 
     name: str
-    run: Callable[..., Tensor]
+    run: Callable[..., Tensor]  # takes the tensors
     shapes: Sequence[tuple[int, ...]]
-    weights: int = 0
-
-    def tensors(self, grad: bool, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """Make small whole numbers with exact products."""
-        generator = torch.Generator().manual_seed(0)
-        tensors = []
-        for place, shape in enumerate(self.shapes):
-            weight = place >= len(self.shapes) - self.weights
-            values = torch.randint(-3, 4, shape, generator=generator).float().to(device)
-            tensor = values if weight else values.to(dtype)
-            tensors.append(tensor.requires_grad_(grad or weight))
-        return tensors
+    weights: int = 0  # how many of the last tensors are FP32 parameters, not of the region's dtype
 
 
-CALLS_MEASURED = (
-    Call("linear, FP32 weights", F.linear, [(4, 4), (4, 4), (4,)], weights=2),
-    Call("mm", torch.mm, [(4, 4), (4, 4)]),
-    Call("bmm", torch.bmm, [(1, 4, 4), (1, 4, 4)]),
-    Call("conv2d 1x1, FP32 weight", F.conv2d, [(1, 4, 2, 2), (4, 4, 1, 1)], weights=1),
+PRODUCTS = (
+    Product("linear, FP32 weights", F.linear, [(4, 4), (4, 4), (4,)], weights=2),
+    Product("mm", torch.mm, [(4, 4), (4, 4)]),
+    Product("bmm", torch.bmm, [(1, 4, 4), (1, 4, 4)]),
+    Product("conv2d 1x1, FP32 weight", F.conv2d, [(1, 4, 2, 2), (4, 4, 1, 1)], weights=1),
 )
 
 
 class Loop:
-    """Make calls in one region, then one backward pass through all of them if wanted."""
+    """Make calls in one region, then one backward pass through all of them if wanted.
+
+    The operands are small whole numbers, so that products are exact.
+    """
 
     def __init__(
         self,
-        region: Any,
-        call: Call,
+        product: Product,
         mode: str,
-        calls: int,
         dtype: torch.dtype,
         device: torch.device,
+        region: Any,
+        calls: int,
     ) -> None:
         self.region = partial(region, device.type, dtype=dtype)
-        self.run_call, self.mode, self.calls = call.run, mode, range(calls)
-        self.tensors = call.tensors(mode != NO_GRAD, dtype, device)
+        self.run_product, self.mode, self.calls = product.run, mode, range(calls)
+        generator = torch.Generator().manual_seed(0)
+        values = [torch.randint(-3, 4, s, generator=generator).float() for s in product.shapes]
+        inputs = len(values) - product.weights
+        self.tensors = [v.to(device, dtype if i < inputs else None) for i, v in enumerate(values)]
+        for place, tensor in enumerate(self.tensors):
+            tensor.requires_grad_(mode != NO_GRAD or place >= inputs)
         with torch.no_grad(), self.region():
-            self.cotangents = calls * [torch.ones_like(call.run(*self.tensors))]
+            self.cotangents = calls * [torch.ones_like(product.run(*self.tensors))]
 
     def run(self) -> list[Tensor]:
-        run_call, tensors = self.run_call, self.tensors
+        run_product, tensors = self.run_product, self.tensors
         with torch.set_grad_enabled(self.mode != NO_GRAD), self.region():
-            results = [run_call(*tensors) for _ in self.calls]
+            results = [run_product(*tensors) for _ in self.calls]
         if self.mode == BACKWARD:
             for tensor in tensors:
                 tensor.grad = None
@@ -100,19 +89,18 @@ class Loop:
         return results
 
 
-def build(call: Call, mode: str, calls: int, dtype: torch.dtype, device: torch.device) -> Trial:
+def build(loop: Callable[..., Loop], calls: int, device: torch.device) -> Trial:
+    """Make a trial of loops in a region, of the number of calls given."""
     lines = providers.lines(REGIONS["amp_ext"], REGIONS[BASELINE], device, products=True)
 
-    def loop(line: Line, calls: int) -> Loop:
-        return Loop(line.launch, call, mode, calls, dtype, device)
+    def timed(provider: Provider) -> Provider:
+        return replace(provider, launch=loop(provider.launch, calls).run)
 
-    def timed(name: str, line: Line) -> Provider:
-        return Provider(name, loop(line, calls).run, around=line.around)
+    def verify_line(provider: Provider) -> None:
+        checked = min(calls, CHECKED_CALLS)
+        verify(loop(provider.launch, checked), loop(REGIONS[BASELINE], checked))
 
-    def verify_line(name: str, line: Line) -> None:
-        verify(*(loop(each, min(calls, CHECKED_CALLS)) for each in (line, lines[BASELINE])))
-
-    return providers.trial(lines, timed, verify_line, Work(calls=calls), unchecked=[BASELINE])
+    return Trial(lines, verify_line, Work(calls=calls), timed, unchecked=[BASELINE])
 
 
 def verify(mine: Loop, theirs: Loop) -> None:
@@ -130,26 +118,23 @@ def limit(setup: Setup) -> Case:
     """Time torch's own call, without autocast."""
     calls = QUICK_CALLS if setup.quick else CALLS
 
-    def build_calls() -> Trial:
+    def make() -> Callable[[], object]:
         a, b = (torch.ones(4, 4, device=setup.device) for _ in range(2))
-        launch = lambda: [torch.mm(a, b) for _ in range(calls)]  # noqa: E731
-        return Trial((Provider("torch", launch),), work=Work(calls=calls))
+        return lambda: [torch.mm(a, b) for _ in range(calls)]
 
-    return Case("mm, FP32, no autocast, no grad", build_calls, limit=True)
+    return bound("mm, FP32, no autocast, no grad", make, Work(calls=calls))
 
 
 def cases(setup: Setup) -> list[Case]:
     calls = QUICK_CALLS if setup.quick else CALLS
-    return [
-        Case(
-            f"{NAMES[dtype]} {call.name}, {mode}",
-            partial(build, call, mode, calls, dtype, setup.device),
-            dtype=dtype,
-        )
-        for dtype in setup.dtypes(FP16, also=(BF16,))
-        for call in CALLS_MEASURED
-        for mode in MODES
-    ]
+    made = []
+    for dtype, product, mode in itertools.product(
+        setup.dtypes(FP16, also=(BF16,)), PRODUCTS, MODES
+    ):
+        loop = partial(Loop, product, mode, dtype, setup.device)
+        name = f"{NAMES[dtype]} {product.name}, {mode}"
+        made.append(Case(name, partial(build, loop, calls, setup.device), dtype=dtype))
+    return made
 
 
 OP = Op(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 from amp_ext import ops
 from harness import lists, providers
 from harness.lists import KI, MI, clones
-from harness.providers import Line
 from harness.registry import BF16, FP16, FP32, NAMES, Case, Op, Provider, Setup, Trial, Work, check
 from workloads.gradients import Shape, gpt2_shapes, gradients
 
@@ -38,21 +38,19 @@ def build(shapes: Sequence[Shape], source: torch.dtype, target: torch.dtype, set
 
     turns = itertools.cycle(lists.rotated((outputs, inputs), moved, copy, setup.device))
 
-    def timed(name: str, line: Line) -> Provider:
-        return Provider(name, lambda: line.launch(*next(turns)), around=line.around)
+    def timed(provider: Provider) -> Provider:
+        return replace(provider, launch=lambda: provider.launch(*next(turns)))
 
-    def verify(name: str, line: Line) -> None:
+    def verify(provider: Provider) -> None:
         """Expect every bit of tensor.to(dtype)."""
         fresh = gradients(shapes, source, setup.device)
         expected = [tensor.to(target) for tensor in fresh]
         results = [torch.zeros_like(tensor) for tensor in expected]
-        line.launch(results, fresh)
+        provider.launch(results, fresh)
         wrong = lists.different(results, expected)
         check(wrong == 0, f"{wrong} of {len(results)} tensors are wrong")
 
-    return providers.trial(
-        providers.lines(ours, theirs, setup.device), timed, verify, Work(bytes=moved)
-    )
+    return Trial(providers.lines(ours, theirs, setup.device), verify, Work(bytes=moved), timed)
 
 
 def cases(setup: Setup) -> list[Case]:

@@ -8,8 +8,7 @@ from torch import Tensor
 from amp_ext import ops
 from harness import lists, providers
 from harness.lists import Gradients
-from harness.providers import Line
-from harness.registry import BASELINE, BF16, FP16, FP32, Case, Op, Setup, Trial, check
+from harness.registry import BASELINE, BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, check
 
 NORMS = "inf norms"
 
@@ -27,24 +26,20 @@ def theirs(grads: Gradients, flag: Tensor, one: Tensor) -> None:
 def by_norms(grads: Gradients, flag: Tensor, one: Tensor) -> None:
     """Check the largest magnitude of each tensor by reads alone."""
     norms = [torch.stack(torch._foreach_norm(group, torch.inf)) for group in grads.groups]
-    composed(norms, flag, one)
-
-
-def composed(grads: list[Tensor], flag: Tensor, one: Tensor) -> None:
-    finite = torch.stack([grad.isfinite().all() for grad in grads]).all()
+    finite = torch.stack([norm.isfinite().all() for norm in norms]).all()
     flag.copy_(torch.maximum(flag, (~finite).float()))
 
 
 def build(shapes: list, dtypes: tuple, setup: Setup) -> Trial:
     lines = providers.lines(ours, theirs, setup.device)
     if setup.on_gpu and BF16 in dtypes:  # torch's CUDA op takes no bfloat16
-        del lines[BASELINE]
+        lines.pop()
     if setup.on_gpu or setup.quick:  # on a CPU ten times as slow
-        lines[NORMS] = Line(by_norms)
-    return lists.build(shapes, dtypes, setup, lines, verify, composed)
+        lines.append(Provider(NORMS, by_norms))
+    return lists.build(shapes, dtypes, setup, lines, verify)
 
 
-def verify(line: Line, grads: Gradients) -> None:
+def verify(line: Provider, grads: Gradients) -> None:
     """Expect found_inf for one infinity and for one NaN, and gradients as they were."""
     device = grads.flat[0].device
     one = torch.tensor(1.0, device=device)
@@ -66,7 +61,7 @@ def cases(setup: Setup) -> list[Case]:
 
 OP = Op(
     name="check_finite",
-    notes="Contiguous .grad tensors of parameters, sizes in elements. torch multiplies by 1 in "
+    notes="Contiguous gradients, sizes in elements. torch multiplies by 1 in "
     "place, as its GradScaler does for optimizers that unscale; inf norms are "
     "torch._foreach_norm's, which only reads. GB/s counts one read of every gradient.",
     rate="GB/s",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,6 @@ from amp_ext import ops
 from harness import bounds, cublaslt, providers
 from harness.ledger import FP32_LINE
 from harness.lists import rotated
-from harness.providers import Line
 from harness.registry import (
     BASELINE,
     BF16,
@@ -26,14 +26,14 @@ from harness.registry import (
     Provider,
     Setup,
     Trial,
+    bound,
     check,
-    faults,
 )
 from workloads.gemm_shapes import Shape, shapes
 
 CUBLASLT = "cublaslt"
 IN_PARTS = (BASELINE, providers.LIBRARY)  # torch may add up parts of sums in 16 bits
-HOPELESS_FLOPS = 2**31  # of products that take torch seconds, in FP16, NN, on a CPU
+ROWS = 1024
 FP32_FLOPS = 2**37  # larger products are not worth a GPU's time in FP32
 
 
@@ -83,121 +83,110 @@ def in_fp32(shape: Shape, given: Operands) -> Tensor:
     return torch.mm(a, b) if given.c is None else given.c.addmm_(a, b)
 
 
-def torch_is_hopeless(shape: Shape, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether torch's product takes seconds: a large one of FP16, NN, on a CPU."""
-    slow = device.type == "cpu" and dtype == FP16 and shape.layout == "NN"
-    return slow and shape.flops >= HOPELESS_FLOPS
-
-
 def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Trial:
     """Make a trial where all providers multiply the same values into results of their own."""
     given = Operands.of(shape, dtype, device)
-    made = providers.lines(ours, theirs, device, products=True)
-    if torch_is_hopeless(shape, dtype, device):
-        del made[BASELINE]
     sets = rotated(given, given.bytes, Operands.clone, device)
-
-    def timed(name: str, line: Line, sets: list[Operands]) -> Provider:
-        turns = itertools.cycle(sets)
-        return Provider(name, lambda: line.launch(shape, next(turns)), around=line.around)
-
-    launched = [timed(name, line, sets) for name, line in made.items()]
+    made = providers.lines(ours, theirs, device, products=True)
     if device.type == "cpu" or shape.flops <= FP32_FLOPS:
-        made[FP32_LINE] = Line(in_fp32)
-        wide = rotated(given.widened(), 2 * given.bytes, Operands.clone, device)
-        launched.append(timed(FP32_LINE, made[FP32_LINE], wide))
+        made.append(Provider(FP32_LINE, in_fp32))
+    fastest = cache(partial(by_cublaslt, shape, sets))
 
-    def cublaslt_provider() -> Provider:
-        provider, made[CUBLASLT] = by_cublaslt(shape, dtype, sets)
-        return provider
+    def multiply_by_cublaslt(shape: Shape, given: Operands) -> Tensor:
+        launch, out = fastest()(given)
+        launch()
+        return out
 
     if device.type == "cuda":
-        launched.append(providers.guarded(CUBLASLT, cublaslt_provider))
+        made.append(Provider(CUBLASLT, multiply_by_cublaslt))
 
-    def verify_all(names: Collection[str]) -> dict[str, str]:
-        fresh = Operands.of(shape, dtype, device)  # timing has added to the other sums
-        return verify(shape, fresh, {name: made[name] for name in names})
+    def timed(provider: Provider) -> Provider:
+        if provider.name == CUBLASLT:
+            launches = itertools.cycle([fastest()(each)[0] for each in sets])
+            return replace(provider, launch=lambda: next(launches)())
+        chosen = sets
+        if provider.name == FP32_LINE:
+            chosen = rotated(given.widened(), 2 * given.bytes, Operands.clone, device)
+        turns = itertools.cycle(chosen)
+        return replace(provider, launch=lambda: provider.launch(shape, next(turns)))
 
-    return Trial(tuple(launched), verify_all, shape.work(dtype))
+    @cache
+    def exact() -> tuple[Operands, Tensor]:
+        """Return operands whose sums nothing was added to, and the result in FP64."""
+        fresh = Operands.of(shape, dtype, device)
+        a, b = (x.double() for x in shape.views(fresh.a, fresh.b))
+        return fresh, a @ b if fresh.c is None else torch.addmm(fresh.c.double(), a, b)
+
+    return Trial(made, lambda line: verify(line, shape, *exact()), shape.work(dtype), timed)
 
 
-def by_cublaslt(shape: Shape, dtype: torch.dtype, sets: list[Operands]) -> tuple[Provider, Line]:
-    """Return a provider of launches on the sets in turn, and a line for other operands.
+def by_cublaslt(
+    shape: Shape, sets: Sequence[Operands]
+) -> Callable[[Operands], tuple[Callable[[], object], Tensor]]:
+    """Return a function of operands that makes a launch and the matrix it writes.
 
-    Both use the algorithm that is the fastest on the sets, into amp_ext's dtype; a product that
-    is added is added in FP32, by beta = 1.
+    The algorithm is the fastest on the sets, into amp_ext's dtype; a product that is added is
+    added in FP32, by beta = 1.
 
     Raises:
         OSError, RuntimeError: there is no library, or no algorithm.
     """
-
-    def out(given: Operands) -> Tensor:
-        if given.c is not None:
-            return given.c
-        return torch.empty(shape.m, shape.n, dtype=shape.out or dtype, device=given.a.device)
-
     # One result for all sets: torch's allocator gives the others the same memory every time too.
-    shared = out(sets[0])
-    operands = [
-        (*shape.views(given.a, given.b), shared if given.c is None else given.c) for given in sets
-    ]
+    first = sets[0].a
+    shared = first.new_empty(shape.m, shape.n, dtype=shape.out or first.dtype)
+
+    def matrices(given: Operands) -> cublaslt.Operands:
+        return (*shape.views(given.a, given.b), shared if given.c is None else given.c)
+
+    operands = [matrices(given) for given in sets]
     product = cublaslt.Product(cublaslt.library(), operands[0], float(shape.accumulate))
     algorithm = product.fastest(operands)
-    launches = itertools.cycle([product.launch(algorithm, each) for each in operands])
-
-    def launch(shape: Shape, given: Operands) -> Tensor:
-        result = out(given)
-        product.launch(algorithm, (*shape.views(given.a, given.b), result))()
-        return result
-
-    return Provider(CUBLASLT, lambda: next(launches)()), Line(launch)
+    return lambda given: (product.launch(algorithm, matrices(given)), matrices(given)[2])
 
 
-def verify(shape: Shape, given: Operands, lines: Mapping[str, Line]) -> dict[str, str]:
-    """Expect products in FP64, rounded once to amp_ext's dtype; IN_PARTS to 16 bits."""
-    dtype = given.a.dtype
-    results = {}
-
-    def run(name: str, line: Line) -> None:
-        mine = given.clone()
-        wide = name == FP32_LINE
-        with line.around():
-            result = line.launch(shape, mine.widened() if wide else mine)
-        wanted = FP32 if wide else shape.out or dtype
-        check(result.dtype == wanted, f"{name}'s result is {result.dtype}, not {wanted}")
-        results[name] = result, dtype if name in IN_PARTS else wanted
-
-    wrong = faults({name: partial(run, name, line) for name, line in lines.items()})
-    return wrong | bounds.compare_products(*shape.views(given.a, given.b), given.c, results)
+def verify(provider: Provider, shape: Shape, given: Operands, exact: Tensor) -> None:
+    """Expect a product in FP64, rounded once to amp_ext's dtype; IN_PARTS to 16 bits."""
+    mine, dtype = given.clone(), given.a.dtype
+    wanted = shape.out or dtype
+    if provider.name == FP32_LINE:
+        mine, wanted = mine.widened(), FP32
+    result, name = provider.launch(shape, mine), f"{provider.name}'s result"
+    check(result.dtype == wanted, f"{name} is {result.dtype}, not {wanted}")
+    check(result.shape == exact.shape, f"{name} is of shape {tuple(result.shape)}")
+    rounded = dtype if provider.name in IN_PARTS else wanted
+    for start in range(0, shape.m, ROWS):  # to save memory
+        rows = slice(start, start + ROWS)
+        bounds.compare(result[rows], exact[rows], shape.k, rounded, name)
 
 
 def limit(setup: Setup) -> Case:
     """Time torch's product of square matrices, on a GPU of 16-bit ones."""
-    dtype, size = FP32, 2048
+    dtype, size, name = FP32, 2048, FP32_LINE
     if setup.on_gpu:
-        dtype, size = (setup.dtypes(FP16, BF16) or (FP16,))[0], 8192
+        dtype, size, name = (setup.dtypes(FP16, BF16) or (FP16,))[0], 8192, BASELINE
     if setup.quick:
         size = 128
+    shape = Shape("", size, size, size, "NN")
 
-    def build_product() -> Trial:
-        shape = Shape("", size, size, size, "NN")
-        a, b = shape.operands(dtype, setup.device)
-        name = BASELINE if setup.on_gpu else FP32_LINE
-        return Trial((Provider(name, lambda: torch.mm(a, b)),), work=shape.work(dtype))
+    def make() -> Callable[[], Tensor]:
+        return partial(torch.mm, *shape.operands(dtype, setup.device))
 
     words = f"torch.mm {size}^3 NN {NAMES[dtype]}"
-    return Case(words, build_product, dtype=dtype, limit=True)
+    return bound(words, make, shape.work(dtype), dtype, name)
 
 
 def cases(setup: Setup) -> list[Case]:
-    def case(shape: Shape, dtype: torch.dtype) -> Case:
-        hopeless = torch_is_hopeless(shape, dtype, setup.device)
-        baseline = CUBLASLT if setup.on_gpu else FP32_LINE if hopeless else BASELINE
-        words = f"{NAMES[dtype]} {shape.name} {shape.layout}"
-        trial: Callable[[], Trial] = partial(build, shape, dtype, setup.device)
-        return Case(words, trial, not hopeless, baseline, dtype)
-
-    return [case(s, dtype) for dtype in setup.dtypes(FP16, BF16) for s in shapes(setup, dtype)]
+    baseline = CUBLASLT if setup.on_gpu else BASELINE
+    return [
+        Case(
+            f"{NAMES[dtype]} {shape.name} {shape.layout}",
+            partial(build, shape, dtype, setup.device),
+            baseline=baseline,
+            dtype=dtype,
+        )
+        for dtype in setup.dtypes(FP16, BF16)
+        for shape in shapes(setup, dtype)
+    ]
 
 
 OP = Op(

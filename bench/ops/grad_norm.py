@@ -8,8 +8,7 @@ from torch import Tensor
 from amp_ext import ops
 from harness import lists, providers
 from harness.lists import Gradients
-from harness.providers import Line
-from harness.registry import BF16, FP16, FP32, Case, Op, Setup, Trial, check
+from harness.registry import BF16, FP16, FP32, Case, Op, Provider, Setup, Trial, check
 
 INV_SCALE = 1 / 65536
 # amp_ext rounds each product to float32, sums in float64 and rounds the root: twice half a unit.
@@ -22,7 +21,7 @@ def ours(grads: Gradients, flag: Tensor, inv_scale: Tensor) -> Tensor:
     return ops.grad_norm(grads.flat, flag, inv_scale)
 
 
-def composed(grads: list[Tensor], flag: Tensor, inv_scale: Tensor) -> Tensor:
+def norm_of(grads: list[Tensor], flag: Tensor, inv_scale: Tensor) -> Tensor:
     """Call torch.nn.utils.get_total_norm's ops in float32, one division less than unscaling."""
     norms = torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32))
     norm = torch.linalg.vector_norm(norms) * inv_scale
@@ -31,13 +30,13 @@ def composed(grads: list[Tensor], flag: Tensor, inv_scale: Tensor) -> Tensor:
 
 
 def theirs(grads: Gradients, flag: Tensor, inv_scale: Tensor) -> Tensor:
-    norms = [composed(group, flag, inv_scale) for group in grads.groups]
+    norms = [norm_of(group, flag, inv_scale) for group in grads.groups]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def build(shapes: list, dtypes: tuple, setup: Setup) -> Trial:
     lines = providers.lines(ours, theirs, setup.device)
-    return lists.build(shapes, dtypes, setup, lines, verify, composed, [INV_SCALE])
+    return lists.build(shapes, dtypes, setup, lines, verify, [INV_SCALE])
 
 
 def exact_norm(grads: Gradients) -> float:
@@ -46,7 +45,7 @@ def exact_norm(grads: Gradients) -> float:
     return torch.linalg.vector_norm(torch.stack(norms)).item() * INV_SCALE
 
 
-def verify(line: Line, grads: Gradients) -> None:
+def verify(line: Provider, grads: Gradients) -> None:
     """Expect right norms, the last element in them, and an infinity found."""
     device = grads.flat[0].device
     inv_scale = torch.tensor(INV_SCALE, device=device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -14,9 +15,7 @@ import amp_ext.nn
 from amp_ext import ops
 from harness import providers
 from harness.bounds import compare
-from harness.providers import Line
 from harness.registry import (
-    BASELINE,
     BF16,
     FP16,
     FP32,
@@ -29,7 +28,8 @@ from harness.registry import (
     Work,
     check,
 )
-from workloads.gemm_shapes import BILLION_1, BILLION_8, TOKENS, VIT_TOKENS, VIT_WIDTH
+from ops import gemm
+from workloads.gemm_shapes import TOKENS, VIT_TOKENS, VIT_WIDTH
 
 LINEAR, MLP = "linear+GELU", "MLP"
 
@@ -96,11 +96,9 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
         return run_pass(module, parameters, x, grad if backward else None)
 
     lines = providers.lines(fused(layers), layers, setup.device, products=True)
-    if setup.compiled and (program := providers.compiled(layers.forward, run)):
-        lines[providers.COMPILE] = Line(program)
 
-    def timed(name: str, line: Line) -> Provider:
-        return Provider(name, partial(run, line.launch), around=line.around)
+    def timed(provider: Provider) -> Provider:
+        return replace(provider, launch=partial(run, provider.launch))
 
     @cache
     def expected() -> list[Tensor]:
@@ -113,41 +111,27 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
 
     names = ["result", "gradient of the input", *(name for name, _ in layers.named_parameters())]
 
-    def verify(name: str, line: Line) -> None:
-        results = run(line.launch)
-        check(len(results) == len(expected()), f"{name} has {len(results)} results")
-        for part, exact, result in zip(names, expected(), results, strict=False):
+    def verify(provider: Provider) -> None:
+        name, results = provider.name, run(provider.launch)
+        parts = names[: len(expected())]
+        for part, exact, result in zip(parts, expected(), results, strict=True):
             check(result.dtype == dtype, f"{name}'s {part} is {result.dtype}")
             compare(result, exact.detach(), sum(block[1:]), dtype, f"{name}'s {part}")
 
     work = Work(flops=block.flops * (3 if backward else 1))
-    return providers.trial(lines, timed, verify, work)
-
-
-def limit(setup: Setup) -> Case:
-    """Time torch's product of square matrices in the first dtype."""
-    size = 64 if setup.quick else 512 if setup.small else 4096
-    dtype = (setup.dtypes(FP16, BF16, also=(FP32,)) or (FP16,))[0]
-
-    def build_product() -> Trial:
-        a, b = (torch.randn(size, size, device=setup.device).to(dtype) for _ in range(2))
-        return Trial((Provider(BASELINE, lambda: torch.mm(a, b.mT)),), work=Work(flops=2 * size**3))
-
-    return Case(f"torch.mm {size}^3 NT {NAMES[dtype]}", build_product, dtype=dtype, limit=True)
+    return Trial(lines, verify, work, timed)
 
 
 def blocks(setup: Setup) -> list[tuple[str, Block]]:
-    """Return the MLPs of ViT-B and of language models, a fraction of them on a CPU."""
+    """Return the MLPs of language models and of ViT-B, a fraction of one on a CPU."""
+    sizes = [
+        ("8B", TOKENS, 4096, 14336),
+        ("1B", TOKENS, 2048, 8192),
+        ("ViT-B", VIT_TOKENS, VIT_WIDTH, 4 * VIT_WIDTH),
+    ]
     if setup.small:
-        part = 32 if setup.quick else 8
-        tokens = 32 if setup.quick else 256
-        sizes = [(f"1B at 1/{part}", tokens, BILLION_1.width // part, BILLION_1.hidden // part)]
-    else:
-        sizes = [
-            ("8B", TOKENS, BILLION_8.width, BILLION_8.hidden),
-            ("1B", TOKENS, BILLION_1.width, BILLION_1.hidden),
-            ("ViT-B", VIT_TOKENS, VIT_WIDTH, 4 * VIT_WIDTH),
-        ]
+        part, tokens = (32, 32) if setup.quick else (8, 256)
+        sizes = [(f"1B at 1/{part}", tokens, 2048 // part, 8192 // part)]
     return [
         (f"{kind} {name}", Block(kind, *size)) for name, *size in sizes for kind in (LINEAR, MLP)
     ]
@@ -173,6 +157,6 @@ OP = Op(
     "all parameters. GFLOP/s counts the products.",
     rate="GFLOP/s",
     host=False,
-    limit=limit,
+    limit=gemm.limit,
     cases=cases,
 )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 import amp_ext
 from harness import providers
-from harness.providers import Line
-from harness.registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, check
+from harness.registry import BASELINE, FP32, Case, Op, Provider, Setup, Trial, Work, bound, check
 from workloads.gradients import gradients, parameters
 
 ELEMENTS = 4
@@ -22,68 +23,87 @@ INIT_SCALE = 65536.0
 CLIPPED_RTOL = 4000 * ELEMENTS / 2 * 2.0**-24
 
 
-class Model:
-    """Hold parameters of 4 elements and the scaled gradients of a backward pass."""
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        torch.manual_seed(0)
-        grads = gradients(count * [ELEMENTS], device=device)
-        self.parameters = parameters(grads)
-        self.scaled = torch._foreach_mul(grads, INIT_SCALE)
-
-    def write_gradients(self) -> None:
-        torch._foreach_copy_([leaf.grad for leaf in self.parameters], self.scaled)
-
-
 class Loop:
-    """Step a model by a scaler and SGD, with a stopwatch in optimizer.step."""
+    """Step parameters with scaled gradients by a scaler and an optimizer.
+
+    Args:
+        make: makes a scaler and an optimizer of a device, an initial scale and parameters.
+        shapes: of the parameters.
+        clips: whether gradients are clipped.
+        unscales: whether unscale_ is called where nothing is clipped.
+        device: of the parameters.
+    """
 
     def __init__(
-        self, scaler_class: type, model: Model, clips: bool, fused: bool, device: torch.device
+        self,
+        make: Callable[..., tuple],
+        shapes: list[int],
+        clips: bool,
+        unscales: bool,
+        device: torch.device,
     ) -> None:
-        self.model, self.clips = model, clips
-        self.optimizer = torch.optim.SGD(model.parameters, lr=1e-4, fused=fused)
-        self.scaler = scaler_class(device.type, init_scale=INIT_SCALE)
+        torch.manual_seed(0)
+        grads = gradients(shapes, device=device)
+        self.parameters = parameters(grads)
+        self.scaled = torch._foreach_mul(grads, INIT_SCALE)
+        self.clips, self.unscales = clips, unscales
+        self.scaler, self.optimizer = make(device.type, INIT_SCALE, self.parameters)
         self.scaler.scale(torch.zeros((), device=device))
-        self.step_ns = 0  # of the last step
-        step = self.optimizer.step
 
-        @functools.wraps(step)
-        def timed(*args, **kwargs):
-            start = time.perf_counter_ns()
-            result = step(*args, **kwargs)
-            self.step_ns = time.perf_counter_ns() - start
-            return result
-
-        self.optimizer.step = timed
+    def prepare(self, last: float | None = None) -> None:
+        """Write the gradients; torch unscales them in place."""
+        torch._foreach_copy_([leaf.grad for leaf in self.parameters], self.scaled)
+        if last is not None:
+            self.parameters[-1].grad[-1] = last
 
     def run(self) -> None:
         if self.clips and hasattr(self.scaler, "clip_grad_norm_"):
             self.scaler.clip_grad_norm_(self.optimizer, MAX_NORM)
-        else:
+        elif self.unscales or self.clips:
             self.scaler.unscale_(self.optimizer)
             if self.clips:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters, MAX_NORM)
+                torch.nn.utils.clip_grad_norm_(self.parameters, MAX_NORM)
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
 
+class Stopwatch:
+    """Time each call of an optimizer's step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.ns = 0  # of the last step
+        self.step = optimizer.step
+        optimizer.step = functools.wraps(self.step)(partial(self.timed))
+
+    def timed(self, *args: object, **kwargs: object) -> object:
+        start = time.perf_counter_ns()
+        result = self.step(*args, **kwargs)
+        self.ns = time.perf_counter_ns() - start
+        return result
+
+
 def build(count: int, clips: bool, fused: bool, device: torch.device) -> Trial:
-    """Make a trial where all scalers have one model, as big in the caches as a user's."""
-    model = Model(count, device)
-    lines = providers.lines(amp_ext.GradScaler, torch.amp.GradScaler, device)
+    def make(scaler_class: type, device_type: str, scale: float, parameters: list) -> tuple:
+        scaler = scaler_class(device_type, init_scale=scale)
+        return scaler, torch.optim.SGD(parameters, lr=1e-4, fused=fused)
 
-    def loop(line: Line, model: Model) -> Loop:
-        return Loop(line.launch, model, clips, fused, device)
+    def loop(make: Callable[..., tuple]) -> Loop:
+        return Loop(make, count * [ELEMENTS], clips, True, device)
 
-    def timed(name: str, line: Line) -> Provider:
-        own = loop(line, model)
-        return Provider(name, own.run, model.write_gradients, lambda: own.step_ns, line.around)
+    def timed(provider: Provider) -> Provider:
+        own = loop(provider.launch)
+        watch = Stopwatch(own.optimizer)
+        return replace(provider, launch=own.run, prepare=own.prepare, excluded_ns=lambda: watch.ns)
 
-    def verify_line(name: str, line: Line) -> None:
-        verify(*(loop(each, Model(count, device)) for each in (line, lines[BASELINE])))
-
-    return providers.trial(lines, timed, verify_line, Work(parameters=count), [BASELINE])
+    ours, theirs = (partial(make, each) for each in (amp_ext.GradScaler, torch.amp.GradScaler))
+    lines = providers.lines(ours, theirs, device)
+    return Trial(
+        lines,
+        lambda provider: verify(loop(provider.launch), loop(theirs)),
+        Work(parameters=count),
+        timed,
+        unchecked=[BASELINE],
+    )
 
 
 def verify(mine: Loop, theirs: Loop) -> None:
@@ -94,11 +114,9 @@ def verify(mine: Loop, theirs: Loop) -> None:
     rtol = CLIPPED_RTOL if mine.clips else 0.0
     for when, poison in (("a step", None), ("an overflow", torch.inf), ("another step", None)):
         for loop in (mine, theirs):
-            loop.model.write_gradients()
-            if poison is not None:
-                loop.model.parameters[-1].grad[-1] = poison
+            loop.prepare(poison)
             loop.run()
-        leaves = mine.model.parameters, theirs.model.parameters
+        leaves = mine.parameters, theirs.parameters
         compared = {"parameters": leaves}
         if poison is None:
             compared["gradients"] = [[leaf.grad for leaf in each] for each in leaves]
@@ -114,15 +132,12 @@ def limit(setup: Setup) -> Case:
     """Time the least that Python can do: a list of all gradients."""
     count = 400 if setup.quick else 4000
 
-    def build_walk() -> Trial:
-        model = Model(count, setup.device)
-        groups = torch.optim.SGD(model.parameters, lr=1e-4).param_groups
-        walk = lambda: [leaf.grad for group in groups for leaf in group["params"]]  # noqa: E731
-        return Trial(
-            (Provider("python", walk, model.write_gradients),), work=Work(parameters=count)
-        )
+    def make() -> Callable[[], object]:
+        leaves = parameters(gradients(count * [ELEMENTS], device=setup.device))
+        return lambda: [leaf.grad for leaf in leaves]
 
-    return Case(f"list comprehension, {count}", build_walk, limit=True)
+    work = Work(parameters=count)
+    return bound(f"list comprehension, {count}", make, work, provider="python")
 
 
 def cases(setup: Setup) -> list[Case]:

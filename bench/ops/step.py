@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,13 +12,10 @@ import amp_ext
 from amp_ext.optim import AdamW
 from harness import lists, providers
 from harness.lists import KI, MI
-from harness.providers import Line
 from harness.registry import BASELINE, BF16, FP32, Case, Op, Provider, Setup, Trial, Work, check
-from workloads.gradients import gradients, parameters
+from ops.scaler import Loop
 
-INIT_SCALE = 1024.0
 LR, STEPS = 1e-3, 3
-MAX_NORM = 0.1
 
 
 def bytes_of(moment: torch.dtype) -> int:
@@ -29,68 +28,43 @@ def bytes_of(moment: torch.dtype) -> int:
     return gradient + weight + 2 * 2 * moment.itemsize
 
 
-class Training:
-    """Hold parameters, their scaled gradients, a scaler and an optimizer."""
-
-    def __init__(self, line: Line, shapes: list[int], clips: bool, device: torch.device) -> None:
-        torch.manual_seed(0)
-        self.scaled = torch._foreach_mul(gradients(shapes, device=device), INIT_SCALE)
-        self.parameters = parameters(lists.clones(self.scaled))
-        self.scaler, self.optimizer = line.launch(device, self.parameters)
-        self.clips = clips
-        self.scaler.scale(torch.zeros((), device=device))
-
-    def prepare(self) -> None:
-        """Write the gradients; torch unscales them in place."""
-        torch._foreach_copy_([parameter.grad for parameter in self.parameters], self.scaled)
-
-    def run(self) -> None:
-        if self.clips and hasattr(self.scaler, "clip_grad_norm_"):
-            self.scaler.clip_grad_norm_(self.optimizer, MAX_NORM)
-        elif self.clips:
-            self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.parameters, MAX_NORM)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
-
-def ours(moment: torch.dtype, device: torch.device, parameters: list) -> tuple:
-    scaler = amp_ext.GradScaler(device.type, init_scale=INIT_SCALE)
+def ours(moment: torch.dtype, device_type: str, scale: float, parameters: list) -> tuple:
+    scaler = amp_ext.GradScaler(device_type, init_scale=scale)
     return scaler, AdamW(parameters, lr=LR, exp_avg_dtype=moment, exp_avg_sq_dtype=moment)
 
 
-def theirs(device: torch.device, parameters: list) -> tuple:
-    scaler = torch.amp.GradScaler(device.type, init_scale=INIT_SCALE)
+def theirs(device_type: str, scale: float, parameters: list) -> tuple:
+    scaler = torch.amp.GradScaler(device_type, init_scale=scale)
     return scaler, torch.optim.AdamW(parameters, lr=LR, fused=True)
 
 
 def build(shapes: list[int], clips: bool, moment: torch.dtype, setup: Setup) -> Trial:
-    device = setup.device
-    lines = providers.lines(partial(ours, moment), theirs, device)
+    def loop(make: Callable[..., tuple]) -> Loop:
+        return Loop(make, shapes, clips, False, setup.device)
 
-    def timed(name: str, line: Line) -> Provider:
-        training = Training(line, shapes, clips, device)
-        return Provider(name, training.run, training.prepare, around=line.around)
+    def timed(provider: Provider) -> Provider:
+        own = loop(provider.launch)
+        return replace(provider, launch=own.run, prepare=own.prepare)
 
-    def verify_line(name: str, line: Line) -> None:
-        verify(*(Training(each, shapes, clips, device) for each in (line, lines[BASELINE])))
+    return Trial(
+        providers.lines(partial(ours, moment), theirs, setup.device),
+        lambda provider: verify(loop(provider.launch), loop(theirs)),
+        Work(bytes=bytes_of(moment) * sum(shapes), parameters=sum(shapes)),
+        timed,
+        unchecked=[BASELINE],
+    )
 
-    work = Work(bytes=bytes_of(moment) * sum(shapes), parameters=sum(shapes))
-    return providers.trial(lines, timed, verify_line, work, [BASELINE])
 
-
-def verify(mine: Training, theirs: Training) -> None:
+def verify(mine: Loop, theirs: Loop) -> None:
     """Expect torch's parameters, and no step by a gradient with an infinity.
 
     A step moves an element by about LR. Rounding of its moments to bfloat16 (8 bits) moves their
     quotient by less than 2**-7 of it. In FP32 the norm is off by a few units in the last place.
     """
     for poison in (*STEPS * [None], torch.inf):
-        for training in (mine, theirs):
-            training.prepare()
-            if poison is not None:
-                training.parameters[-1].grad[-1] = poison
-            training.run()
+        for loop in (mine, theirs):
+            loop.prepare(poison)
+            loop.run()
     distance = max(
         (own.detach() - other.detach()).abs().max().item()
         for own, other in zip(mine.parameters, theirs.parameters, strict=True)

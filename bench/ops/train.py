@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
-from itertools import islice, pairwise
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from harness import providers
 from harness.ledger import FP32_LINE
-from harness.providers import Line
-from harness.registry import BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, Work, check
+from harness.registry import BF16, FP16, NAMES, Case, Op, Provider, Setup, Trial, Work, bound, check
 from workloads import checkerboard, digits, regression
-from workloads.common import Trainer
+from workloads.common import Batch, Trainer
 from workloads.networks import GPT2, ResNet50
 
 OURS_AMP, TORCH_AMP, NO_AMP = "amp_ext", "torch", "none"
@@ -33,45 +33,36 @@ LOSS_TOLERANCE = 0.02
 # the norms and ReLUs of a narrow ResNet-50. Steps differ in their changes, so the way is less than
 # 0.13 off. A training that loses every second step is 0.5 off.
 WAY_TOLERANCE = 0.3
-Start = Callable[..., Trainer]  # takes an amp and a device
+Start = Callable[[], Trainer]
 FirstSteps = tuple[list[float], list[Tensor]]  # losses, and how far each parameter has moved
 
 
-def checkerboard_trainer(size: int, amp: str, device: torch.device) -> Trainer:
-    return checkerboard.training(amp, device, size)
-
-
-def regression_trainer(amp: str, device: torch.device) -> Trainer:
-    return regression.training(amp, device, regression.batches())
-
-
-def digits_trainer(amp: str, device: torch.device) -> Trainer:
-    """Train on random images: their content does not change the time."""
+def random_digits(device: torch.device) -> Batch:
+    """Make images and labels: their content does not change the time."""
     generator = torch.Generator().manual_seed(0)
     shape = (digits.BATCH, digits.SIDE, digits.SIDE)
     images = torch.rand(shape, generator=generator).to(device)
-    labels = torch.randint(digits.CLASSES, shape[:1], generator=generator).to(device)
-    return digits.training(amp, device, itertools.repeat((images, labels)))
+    return images, torch.randint(digits.CLASSES, shape[:1], generator=generator).to(device)
 
 
-def network_trainer(sizes: GPT2 | ResNet50, amp: str, device: torch.device) -> Trainer:
+def network_trainer(sizes: GPT2 | ResNet50, device: torch.device) -> Trainer:
     """Train the same initial network every time, on one batch of random data."""
     torch.manual_seed(0)
     batches = itertools.repeat(sizes.data(device))
-    return Trainer(sizes.network(), sizes.loss, batches, amp, device)
+    return Trainer(sizes.network(), sizes.loss, batches, NO_AMP, device)
 
 
 class Training:
     """Hold the network, the loss and the batches at the start of every line.
 
     Args:
-        start: makes the network and its batches.
+        start: makes a trainer of the network on its batches.
         dtype: of autocast regions.
         device: where everything lies.
     """
 
     def __init__(self, start: Start, dtype: torch.dtype, device: torch.device) -> None:
-        pattern = start(NO_AMP, device)
+        pattern = start()
         self.network, self.loss = pattern.network, pattern.loss
         self.batches = list(islice(pattern.batches, BATCHES))
         self.dtype, self.device = dtype, device
@@ -112,14 +103,12 @@ def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
     training = Training(start, dtype, setup.device)
     new = {amp: partial(training.trainer, amp) for amp in (OURS_AMP, TORCH_AMP, NO_AMP)}
     lines = providers.lines(new[OURS_AMP], new[TORCH_AMP], setup.device, products=True)
-    if setup.compiled and (trainer := compiled(new[TORCH_AMP])):
-        lines[providers.COMPILE] = Line(lambda: trainer)
-    lines[FP32_LINE] = Line(new[NO_AMP], providers.without_tf32)
+    lines.append(Provider(FP32_LINE, new[NO_AMP], around=providers.without_tf32))
     trainers: dict[str, Trainer] = {}
 
-    def timed(name: str, line: Line) -> Provider:
-        trainers[name] = trainer = line.launch()
-        return Provider(name, trainer.run, trainer.advance, around=line.around)
+    def timed(provider: Provider) -> Provider:
+        trainers[provider.name] = trainer = provider.launch()
+        return replace(provider, launch=trainer.run, prepare=trainer.advance)
 
     @cache
     def expected() -> tuple[float, FirstSteps]:
@@ -128,25 +117,14 @@ def build(start: Start, dtype: torch.dtype, setup: Setup) -> Trial:
             lr = training.stride()
             return lr, training.restart(new[NO_AMP](), lr)
 
-    def verify_line(name: str, line: Line) -> None:
-        scale = trainers[name].scaler.get_scale()
+    def verify_line(provider: Provider) -> None:
+        trainer = trainers[provider.name]
+        scale = trainer.scaler.get_scale()
         check(scale == SCALER["init_scale"], f"steps were skipped: the scale is {scale:g}")
         lr, steps = expected()
-        verify(training.restart(trainers[name], lr), steps)
+        verify(training.restart(trainer, lr), steps)
 
-    return providers.trial(lines, timed, verify_line, Work(), unchecked=[FP32_LINE])
-
-
-def compiled(new: Callable[[], Trainer]) -> Trainer | None:
-    """Return torch.amp's trainer with a compiled network; None where that fails."""
-    trainer = new()
-
-    def step(network: Callable) -> None:
-        trainer.network = network
-        trainer.advance()
-        trainer.run()
-
-    return trainer if providers.compiled(trainer.network, step) else None
+    return Trial(lines, verify_line, Work(), timed, unchecked=[FP32_LINE])
 
 
 def verify(steps: FirstSteps, expected: FirstSteps) -> None:
@@ -166,31 +144,27 @@ def pixels(setup: Setup) -> int:
 
 
 def limit(setup: Setup) -> Case:
-    """Time the matrix products of a checkerboard step and nothing else."""
-    side, device = pixels(setup), setup.device
+    """Time the large matrix products of a checkerboard step and nothing else."""
+    side, width, device = pixels(setup), checkerboard.WIDTH, setup.device
     dtype = torch.float16 if setup.on_gpu else torch.float32
 
-    def build_products() -> Trial:
-        channels = (2, *3 * [checkerboard.WIDTH], 1)
-        products = []
-        for inputs, outputs in pairwise(channels):
-            x, y, w = (
-                torch.randn(shape, device=device).to(dtype)
-                for shape in ((inputs, side**2), (outputs, side**2), (outputs, inputs))
-            )
-            products += [(w, x, torch.empty_like(y)), (y, x.T, torch.empty_like(w))]
-            if inputs > channels[0]:
-                products.append((w.T, y, torch.empty_like(x)))
+    def make() -> Callable[[], None]:
+        x = torch.randn(width, side**2, device=device).to(dtype)
+        w, out = torch.randn(width, width, device=device).to(dtype), torch.empty_like(x)
+        gradient = torch.empty_like(w)
 
         def launch() -> None:
-            for a, b, out in products:
-                torch.mm(a, b, out=out)
+            for _ in range(2):  # layers: forward, and both gradients
+                torch.mm(w, x, out=out)
+                torch.mm(w.T, x, out=out)
+                torch.mm(x, x.T, out=gradient)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
-        return Trial((Provider("torch.mm", launch),))
+        return launch
 
-    return Case(f"products of {side} x {side}, {str(dtype)[6:]}", build_products, limit=True)
+    words = f"products of {side} x {side}, {str(dtype)[6:]}"
+    return bound(words, make, provider="torch.mm")
 
 
 def networks(setup: Setup) -> dict[str, GPT2 | ResNet50]:
@@ -209,14 +183,18 @@ def networks(setup: Setup) -> dict[str, GPT2 | ResNet50]:
 
 
 def cases(setup: Setup) -> list[Case]:
-    side = pixels(setup)
+    side, device = pixels(setup), setup.device
     starts: dict[str, Start] = {
-        f"checkerboard {side} x {side}": partial(checkerboard_trainer, side),
-        f"regression MLP, batch {regression.BATCH}": regression_trainer,
-        f"digits MLP, batch {digits.BATCH}": digits_trainer,
+        f"checkerboard {side} x {side}": lambda: checkerboard.training(NO_AMP, device, side),
+        f"regression MLP, batch {regression.BATCH}": lambda: regression.training(
+            NO_AMP, device, regression.batches()
+        ),
+        f"digits MLP, batch {digits.BATCH}": lambda: digits.training(
+            NO_AMP, device, itertools.repeat(random_digits(device))
+        ),
     }
     for name, sizes in networks(setup).items():
-        starts[name] = partial(network_trainer, sizes)
+        starts[name] = partial(network_trainer, sizes, device)
     return [
         Case(
             name if dtype == FP16 else f"{name}, {NAMES[dtype]}",
@@ -232,8 +210,8 @@ OP = Op(
     name="train",
     notes="A step from zero_grad to scaler.update, until the device is done, with Adam; the next "
     "batch is taken before it, untimed. amp_ext and torch train in FP16, cases that say bf16 in "
-    "BF16; compile is torch with its network compiled; fp32 is without TF32. The limit is the "
-    "checkerboard's eleven matrix products alone.",
+    "BF16; fp32 is without TF32. The limit is the "
+    "checkerboard's six large matrix products alone.",
     rate="ms/step",
     host=True,
     limit=limit,

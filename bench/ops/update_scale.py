@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,8 +12,7 @@ from torch import Tensor
 
 from amp_ext import ops
 from harness import providers
-from harness.providers import Line
-from harness.registry import FP32, Case, Op, Provider, Setup, Trial, Work, check
+from harness.registry import FP32, Case, Op, Provider, Setup, Trial, Work, bound, check
 
 GROWTH, BACKOFF = 2.0, 0.5
 INIT_SCALE = 65536.0
@@ -22,9 +22,7 @@ State = tuple[Tensor, Tensor]  # a scale and its tracker
 
 
 def state(device: torch.device) -> State:
-    return torch.tensor(INIT_SCALE, device=device), torch.zeros(
-        (), dtype=torch.int32, device=device
-    )
+    return torch.tensor(INIT_SCALE, device=device), torch.tensor(0, device=device).int()
 
 
 def calls(setup: Setup) -> range:
@@ -56,26 +54,22 @@ def build(count: int, moves: bool, setup: Setup) -> Trial:
     """Make a trial with a static scale, or with an overflow at every other step."""
     interval = 1 if moves else INTERVAL
 
-    def timed(name: str, line: Line) -> Provider:
+    def timed(provider: Provider) -> Provider:
         own = state(setup.device)
-        turns = itertools.cycle(
-            [flags(count, overflow, setup.device) for overflow in (False, moves)]
-        )
+        turns = itertools.cycle([flags(count, found, setup.device) for found in (False, moves)])
 
         def launch() -> None:
             for _ in calls(setup):
-                line.launch(own, next(turns), interval)
+                provider.launch(own, next(turns), interval)
 
-        return Provider(name, launch, around=line.around)
-
-    def verify_line(name: str, line: Line) -> None:
-        verify(line, count, setup.device)
+        return replace(provider, launch=launch)
 
     lines = providers.lines(ours, theirs, setup.device)
-    return providers.trial(lines, timed, verify_line, Work(calls=len(calls(setup))))
+    work = Work(calls=len(calls(setup)))
+    return Trial(lines, lambda line: verify(line, count, setup.device), work, timed)
 
 
-def verify(line: Line, count: int, device: torch.device) -> None:
+def verify(line: Provider, count: int, device: torch.device) -> None:
     """Expect the right scale and tracker after each step; a third of the steps overflow."""
     own, interval = state(device), 3
     scale, tracker = INIT_SCALE, 0
@@ -96,12 +90,11 @@ def verify(line: Line, count: int, device: torch.device) -> None:
 def limit(setup: Setup) -> Case:
     """Time the smallest op that torch has, on one element."""
 
-    def build_zeros() -> Trial:
+    def make() -> Callable[[], object]:
         one = torch.zeros((), device=setup.device)
-        launch = lambda: [one.zero_() for _ in calls(setup)]  # noqa: E731
-        return Trial((Provider("torch", launch),), work=Work(calls=len(calls(setup))))
+        return lambda: [one.zero_() for _ in calls(setup)]
 
-    return Case("zero_ of 1 element", build_zeros, limit=True)
+    return bound("zero_ of 1 element", make, Work(calls=len(calls(setup))))
 
 
 def cases(setup: Setup) -> list[Case]:

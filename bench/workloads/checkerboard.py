@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from workloads.common import Parser, Trainer, follow, positive, summary
+from workloads.common import Trainer, follow, positive, summary, workload_parser
 
 FIELDS = 8
 WIDTH = 256
@@ -56,7 +56,7 @@ def training(amp: str, device: torch.device, size: int, **scaler_options) -> Tra
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser(__doc__)
+    parser = workload_parser(__doc__)
     parser.add_argument("--size", type=positive, help=f"pixels per side; by default {SIZES}")
     parser.add_argument("--steps", type=positive, default=500)
     options = parser.parse_args(argv)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import amp_ext
+from harness.table import three_digits
 
 AMPS = {"none": "FP32", "torch": "torch.amp FP16", "amp_ext": "amp_ext FP16"}
 LEARNING_RATE = 1e-3
@@ -91,9 +92,6 @@ class Trainer:
         milliseconds = (time.perf_counter() - start) * 1e3
         return StepRecord(loss.item(), scale, self.scaler.get_scale() < scale, milliseconds)
 
-    def steps(self, count: int) -> Iterator[StepRecord]:
-        return (self.step() for _ in range(count))
-
     @torch.no_grad()
     def predict(self, inputs: Tensor) -> Tensor:
         """Return the network's output, computed as in training, in float32 on the CPU."""
@@ -117,20 +115,15 @@ def follow(trainer: Trainer, count: int, batches: int = 1, every: int = 0) -> li
     from tqdm import tqdm
 
     records = []
-    with tqdm(trainer.steps(count), total=count, unit="step", file=sys.stderr) as bar:
-        for record in bar:
-            epoch, batch = divmod(len(records), batches)
-            records.append(record)
+    with tqdm(range(count), unit="step", file=sys.stderr) as bar:
+        for step in bar:
+            epoch, batch = divmod(step, batches)
+            records.append(record := trainer.step())
             bar.set_postfix(loss=f"{record.loss:.4f}", scale=f"{record.scale:.10g}", refresh=False)
             if every and (batch + 1) % every == 0:
                 tqdm.write(f"epoch {epoch + 1}, batch {batch + 1}: loss {record.loss:.4f}")
     sys.stdout.flush()
     return records
-
-
-def three_digits(value: float) -> str:
-    """Write 0.0123, 1.23, 123 and 12,346: without an exponent."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def summary(name: str, trainer: Trainer, records: Sequence[StepRecord], *more: str) -> str:
@@ -151,29 +144,35 @@ def positive(text: str) -> int:
     """Read a positive integer of the command line."""
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {value}")
     return value
 
 
-class DeviceParser(argparse.ArgumentParser):
-    """Add --device, parsed as a torch.device."""
-
-    def __init__(self, description: str) -> None:
-        super().__init__(description=description.split("\n", 1)[0])
-        best = "cuda" if torch.cuda.is_available() else "cpu"
-        self.add_argument("--device", choices=("cpu", "cuda"), default=best)
-
-    def parse_args(self, *args, **kwargs) -> argparse.Namespace:
-        options = super().parse_args(*args, **kwargs)
-        if options.device == "cuda" and not torch.cuda.is_available():
-            self.error("--device cuda: torch sees no GPU here; use --device cpu")
-        options.device = torch.device(options.device)
-        return options
+def device(text: str) -> torch.device:
+    """Read a device that is here: cpu or cuda."""
+    if text not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"expected cpu or cuda, got {text}")
+    if text == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("torch sees no GPU here; use --device cpu")
+    return torch.device(text)
 
 
-class Parser(DeviceParser):
-    """Add the options that every workload has."""
+def device_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with a module's docstring for its help, and --device."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # figures recognise a quick run by its command
+    )
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument(
+        "--device", type=device, default=best, metavar="cpu|cuda", help="a GPU where there is one"
+    )
+    return parser
 
-    def __init__(self, description: str) -> None:
-        super().__init__(description)
-        self.add_argument("--amp", choices=tuple(AMPS), default="amp_ext")
+
+def workload_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with --device and --amp."""
+    parser = device_parser(description)
+    parser.add_argument("--amp", choices=tuple(AMPS), default="amp_ext")
+    return parser

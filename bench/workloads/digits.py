@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from workloads.common import Batch, Parser, Trainer, epochs, follow, positive, summary
+from workloads.common import Batch, Trainer, epochs, follow, positive, summary, workload_parser
 
 SIDE, HIDDEN, CLASSES = 28, 256, 10
 BATCH = 64
@@ -70,7 +70,7 @@ def training(amp: str, device: torch.device, batches: Iterable[Batch], **scaler_
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser(__doc__)
+    parser = workload_parser(__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder that holds MNIST")
     parser.add_argument("--epochs", type=positive, default=2)
     options = parser.parse_args(argv)

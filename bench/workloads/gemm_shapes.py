@@ -12,6 +12,7 @@ from harness.registry import BF16, Setup, Work
 
 LAYOUTS = ("NN", "NT", "TN")
 TOKENS = 4096
+VIT_TOKENS, VIT_WIDTH = 64 * 197, 768  # 64 images
 
 
 @dataclass(frozen=True)
@@ -72,55 +73,41 @@ def squares(sizes: Sequence[int]) -> list[Shape]:
     return [Shape(f"{size}^3", size, size, size, t) for size in sizes for t in LAYOUTS]
 
 
-@dataclass(frozen=True)
-class Transformer:
-    """Name a language model and the widths of its stream, of qkv and of the gated MLP."""
-
-    name: str
-    width: int
-    qkv: int
-    hidden: int
-
-    def shapes(self, tokens: int, only: Sequence[str] = ("qkv", "attn out", "up", "down")):
-        """Return its layers; up is the gate's layer too, in one product."""
-        sizes = {
-            "qkv": (self.qkv, self.width),
-            "attn out": (self.width, self.width),
-            "up": (2 * self.hidden, self.width),
-            "down": (self.width, self.hidden),
-        }
-        return [s for n in only for s in layer(f"{self.name} {n}", tokens, *sizes[n])]
-
-
-# The widths of Llama 3.2 1B, Llama 3 8B and 70B; ViT-B/16 with 64 images of 197 tokens.
-BILLION_1 = Transformer("1B", 2048, 3072, 8192)
-BILLION_8 = Transformer("8B", 4096, 6144, 14336)
-BILLION_70 = Transformer("70B", 8192, 10240, 28672)
-VIT_TOKENS, VIT_WIDTH = 64 * 197, 768
-
-
-def large_shapes() -> list[Shape]:
-    """Return the products for a GPU, the most wanted first."""
-    vit = layer("ViT-B up", VIT_TOKENS, 4 * VIT_WIDTH, VIT_WIDTH)
-    vit += layer("ViT-B down", VIT_TOKENS, VIT_WIDTH, 4 * VIT_WIDTH)
-    head = layer("8B head", TOKENS, 128256, BILLION_8.width)[:2]
-    skinny = [Shape(f"8B up, {m} tokens", m, 28672, 4096, "NT") for m in (1, 16, 128)]
+def transformer(name: str, tokens: int, width: int, qkv: int, hidden: int) -> list[Shape]:
+    """Return a language model's layers; up is the gate's layer too, in one product."""
     return [
-        *squares((8192, 4096)),
-        *BILLION_8.shapes(TOKENS),
-        *BILLION_70.shapes(TOKENS, ("qkv", "up", "down")),
-        *BILLION_1.shapes(TOKENS),
-        *vit,
-        *head,
-        *skinny,
-        *squares((2048, 1024)),
-        *example_shapes(quick=False),
+        *layer(f"{name} qkv", tokens, qkv, width),
+        *layer(f"{name} attn out", tokens, width, width),
+        *layer(f"{name} up", tokens, 2 * hidden, width),
+        *layer(f"{name} down", tokens, width, hidden),
     ]
 
 
-def example_shapes(quick: bool) -> list[Shape]:
+def billion_8() -> list[Shape]:
+    return transformer("8B", TOKENS, 4096, 6144, 14336)
+
+
+def large_shapes() -> list[Shape]:
+    """Return the products for a GPU, the most wanted first.
+
+    The widths are those of Llama 3.2 1B, Llama 3 8B and 70B, and of ViT-B/16.
+    """
+    return [
+        *squares((8192, 4096)),
+        *billion_8(),
+        *transformer("70B", TOKENS, 8192, 10240, 28672),
+        *transformer("1B", TOKENS, 2048, 3072, 8192),
+        *layer("ViT-B up", VIT_TOKENS, 4 * VIT_WIDTH, VIT_WIDTH),
+        *layer("ViT-B down", VIT_TOKENS, VIT_WIDTH, 4 * VIT_WIDTH),
+        *layer("8B head", TOKENS, 128256, 4096)[:2],
+        *(Shape(f"8B up, {m} tokens", m, 28672, 4096, "NT") for m in (1, 16, 128)),
+        *squares((2048, 1024)),
+        *example_shapes(pixels=9216),
+    ]
+
+
+def example_shapes(pixels: int) -> list[Shape]:
     """Return the layers of the checkerboard, digits and regression networks."""
-    pixels = 144 if quick else 9216
     return [
         *layer(f"{pixels}x256x256", pixels, 256, 256),
         *layer("64x784x256", 64, 256, 784)[:3],
@@ -128,17 +115,14 @@ def example_shapes(quick: bool) -> list[Shape]:
     ]
 
 
-def scaled_shapes(quick: bool) -> list[Shape]:
-    """Return language models and ViT at a fraction of their sizes, for a CPU."""
-    part = 64 if quick else 8
-    name, width = f"8B at 1/{part}", BILLION_8.width // part
-    scaled = Transformer(name, width, BILLION_8.qkv // part, BILLION_8.hidden // part)
-    tokens = TOKENS // (64 if quick else 16)
-    vit_width = VIT_WIDTH // (16 if quick else 4)
-    vit = layer(f"ViT-B up at 1/{VIT_WIDTH // vit_width}", 197, 4 * vit_width, vit_width)
-    skinny = [Shape(f"{name} up, 1 token", 1, 2 * scaled.hidden, width, "NT")]
-    skinny += [] if quick else [Shape("1x4096x4096", 1, 4096, 4096, "NT")]
-    return [*scaled.shapes(tokens, ("up",)), *vit, *skinny]
+def small_shapes(part: int, vit_part: int, tokens: int) -> list[Shape]:
+    """Return layers of a language model and of ViT at a fraction of their widths, for a CPU."""
+    name, width, up, vit = f"8B at 1/{part}", 4096 // part, 28672 // part, VIT_WIDTH // vit_part
+    return [
+        *layer(f"{name} up", tokens, up, width),
+        *layer(f"ViT-B up at 1/{vit_part}", 197, 4 * vit, vit),
+        Shape(f"{name} up, 1 token", 1, up, width, "NT"),
+    ]
 
 
 def shapes(setup: Setup, dtype: torch.dtype) -> list[Shape]:
@@ -146,9 +130,12 @@ def shapes(setup: Setup, dtype: torch.dtype) -> list[Shape]:
     if setup.product:
         m, n, k, layout = setup.product
         return [Shape(f"{m}x{n}x{k}", m, n, k, layout)]
-    if not setup.small and dtype == BF16 and setup.dtype is None:
-        return squares((8192, 4096)) + BILLION_8.shapes(TOKENS)
-    if not setup.small:
-        return large_shapes()
-    sizes = (128, 64) if setup.quick else (1024, 512)
-    return squares(sizes) + example_shapes(setup.quick) + scaled_shapes(setup.quick)
+    if setup.quick:
+        return squares((128, 64)) + example_shapes(pixels=144) + small_shapes(64, 16, tokens=64)
+    if not setup.on_gpu:
+        skinny = Shape("1x4096x4096", 1, 4096, 4096, "NT")
+        large = [*squares((1024, 512)), *example_shapes(pixels=9216)]
+        return [*large, *small_shapes(8, 4, tokens=256), skinny]
+    if dtype == BF16 and setup.dtype is None:
+        return squares((8192, 4096)) + billion_8()
+    return large_shapes()

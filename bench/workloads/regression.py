@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from workloads.common import Parser, Trainer, epochs, follow, positive, summary
+from workloads.common import Trainer, epochs, follow, positive, summary, workload_parser
 
 SAMPLES, FEATURES, HIDDEN = 10_000, 10, 20
 BATCH = 64
@@ -54,7 +54,7 @@ def training(amp: str, device: torch.device, loader: DataLoader, **scaler_option
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = Parser(__doc__)
+    parser = workload_parser(__doc__)
     parser.add_argument("--epochs", type=positive, default=10)
     options = parser.parse_args(argv)
     loader = batches()

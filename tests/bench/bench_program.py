@@ -17,8 +17,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take few samples on one thread, however busy the machine is."""
-    monkeypatch.setattr(timing, "foreign_load", lambda wait: 0.0)
+    """Take few samples on one thread."""
     monkeypatch.setattr(train, "pixels", lambda setup: 8)
     monkeypatch.setitem(timing.QUICK, "cpu", timing.Budget(0.0, 3, 20.0))
     threads = torch.get_num_threads()

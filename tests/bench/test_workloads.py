@@ -47,7 +47,7 @@ def run(capsys, name: str, amp: str, *options: object) -> tuple[list[str], dict[
     ("value", "text"), [(0.01234, "0.0123"), (999.4, "999"), (999.7, "1,000"), (12345.6, "12,346")]
 )
 def test_three_digits_have_no_exponent(value: float, text: str) -> None:
-    assert importlib.import_module("workloads.common").three_digits(value) == text
+    assert importlib.import_module("harness.table").three_digits(value) == text
 
 
 @pytest.mark.parametrize("amp", AMPS)
@@ -84,7 +84,7 @@ def test_the_demo_prints_a_table_and_draws(tmp_path: Path, capsys) -> None:
     sizes = ["--size", "8", "--steps", "6", "--torch-steps", "2"]
     demo.main(["--device", "cpu", *sizes, "--out", str(picture)])
     output = capsys.readouterr()
-    heading, *lines = output.out.splitlines()[1:]
+    heading, _, *lines = output.out.splitlines()[1:]
     assert "ms a step" in heading
     fp32, theirs, ours = (line.split() for line in lines[:3])
     assert fp32[:2] == ["FP32", "6"]

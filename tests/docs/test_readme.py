@@ -9,7 +9,7 @@ from statistics import geometric_mean
 import pytest
 import torch
 
-from harness import evidence, page
+from harness import page
 from harness.table import ratio_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def test_torch_lowers_the_scale_in_the_same_program(capsys: pytest.CaptureFixtur
 
 def test_figures_are_those_of_the_ledgers() -> None:
     """Each speedup in README is the mean, worst and best case of the newest ledger."""
-    newest = evidence.newest(page.RESULTS)
+    newest = page.newest(page.RESULTS)
     runs = {run.op: run for run in newest["cpu-amd-epyc"]}
     ratios = [runs[op].ratios["cpu"] for op in ("scaler", "step", "gemm", "train")]
     ratios.append(runs["train"].against_fp32("cpu"))
