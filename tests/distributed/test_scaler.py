@@ -402,6 +402,22 @@ def process_group() -> None:
 
 
 @CASES.add
+def stages_of_shards() -> None:
+    """An overflow in one shard of a stage reaches every shard of the other stage."""
+    from torch.distributed.tensor import Shard
+
+    mesh = distributed.init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("stage", "shard"))
+    grad = placed(torch.ones(4, device=DEVICE), mesh["shard"], Shard(0))
+    if rank() == 3:
+        grad.to_local().fill_(torch.nan)
+    scaler = amp_ext.GradScaler(DEVICE, process_group=mesh.get_group("stage"))
+    scaler.scale(torch.ones((), device=DEVICE))
+    scaler.step(with_grads([grad], [grad]))
+    scaler.update()
+    assert scaler.step_was_skipped
+
+
+@CASES.add
 def gradients_dropped_meanwhile() -> None:
     """Gradients dropped by another thread during the reduction do not disturb the write."""
     from torch.distributed.tensor import Shard
