@@ -99,7 +99,12 @@ def use_pinned_memory() -> list[Tensor]:
 
 @on_every_device
 def test_lists_in_turn(device: str) -> None:
-    """Launches of long lists keep their tables while the host runs ahead."""
+    """Launches of long lists keep their tables while the host runs ahead.
+
+    Kernels have their larger shared memory on each device of their launches.
+    """
+    product = Product(device, 256, 256)
+    product.check(product.compute())
     lists = [Grads(device, LONG), Grads(device, LONG), Grads(device, LONG + 500)]
     for _ in range(3):
         for grads in lists:
@@ -107,13 +112,6 @@ def test_lists_in_turn(device: str) -> None:
     for grads in lists:
         grads.check(3)
     assert torch.cuda.current_device() == 0
-
-
-@on_every_device
-def test_products_in_turn(device: str) -> None:
-    """Kernels have their larger shared memory on each device of their launches."""
-    product = Product(device, 256, 256)
-    product.check(product.compute())
 
 
 @on_every_device

@@ -22,19 +22,15 @@ RUNTIME = ctypes.CDLL(None)
 RUNTIME.cudaGetErrorString.restype = ctypes.c_char_p
 
 
-def run(code: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of its own, with other settings."""
+def printed(code: str, **settings: str) -> str:
+    """Return the output of a program of its own, with other settings."""
     variables = {f"FAKE_CUDA_{name.upper()}": value for name, value in settings.items()}
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", f"import torch\n{code}"],
         capture_output=True,
         text=True,
         env={**os.environ, **variables},
     )
-
-
-def printed(code: str, **settings: str) -> str:
-    done = run(code, **settings)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -50,12 +46,10 @@ def early_write() -> float:
     return device.item()
 
 
-def no_wait(waits: bool = False) -> float:
+def no_wait() -> float:
     x, side = torch.zeros((), device="cuda"), torch.cuda.Stream()
     torch.cuda.synchronize()
     x.fill_(1)
-    if waits:
-        side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         y = x.clone()
         side.synchronize()
@@ -105,23 +99,7 @@ def test_orders_differ_where_nothing_is_waited_for(
     assert seen == {now, late}
 
 
-def test_events_order_streams() -> None:
-    for order in ("now", "late", *map(str, range(20))):
-        with in_order(order):
-            assert no_wait(waits=True) == 1
-
-
 # ---- memory ------------------------------------------------------------------------------------
-
-READ = "import ctypes\nx = torch.ones(4, device='cuda')\ntorch.cuda.synchronize()\n"
-
-
-def test_host_that_reads_device_memory() -> None:
-    code = READ + "ctypes.string_at(x.data_ptr(), 4)"
-    assert run(code, guarded="0").returncode == 0
-    done = run(code, guarded="1")
-    assert done.returncode == -11
-    assert "fake cuda: the host touched device memory at 0x" in done.stderr
 
 
 def test_out_of_memory_for_what_amp_ext_keeps() -> None:
@@ -138,28 +116,6 @@ def test_out_of_memory_for_what_amp_ext_keeps() -> None:
     assert set(calls.of("wait")) == {"cudaFree"}
     assert norm.item() == 2.0
     assert RUNTIME.cudaFree(pointer) == 0
-
-
-# ---- faults and refusals -----------------------------------------------------------------------
-
-
-def test_copy_of_memory_that_was_freed() -> None:
-    """A replay that copies freed memory is a fault of that operation."""
-    x, pointer = torch.ones(4, device="cuda"), ctypes.c_void_p()
-    assert RUNTIME.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(16)) == 0
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        to, bytes = ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(16)
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        assert RUNTIME.cudaMemcpyAsync(to, pointer, bytes, 3, stream) == 0
-    assert RUNTIME.cudaFree(pointer) == 0
-    with pytest.raises(RuntimeError, match="where memory was freed"):
-        graph.replay()
-        torch.cuda.synchronize()
-    with pytest.raises(RuntimeError, match="where memory was freed"):
-        torch.cuda.synchronize()
-    RUNTIME.fake_cuda_forget_fault()
-    assert x.sum() == 4
 
 
 # ---- programmatic dependent launch -------------------------------------------------------------
@@ -185,46 +141,15 @@ def early(name):
     ("capability", "op", "begins_early"),
     [
         *(("90", op, 1) for op in ("check", "update", "gemm")),
-        *(("80", op, 0) for op in ("check", "update", "gemm")),
+        ("80", "check", 0),
         ("86", "gemm", 0),
         ("100", "check", 1),
-        ("120", "gemm", 1),
     ],
 )
 def test_kernel_begins_early_if_its_code_waits(capability: str, op: str, begins_early: int) -> None:
     """A kernel begins early if its code waits, as code of compute capability 9.0 does."""
     code = f"{CODE}early({op!r})\nprint(early({op!r}))"
     assert printed(code, capability=capability) == str(begins_early)
-
-
-def test_kernel_of_a_graph_does_not_begin_early() -> None:
-    code = f"""{CODE}
-for name in calls:
-    early(name)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        in_capture = early(name)
-    print(in_capture, early(name))
-    graph.replay()
-    torch.cuda.synchronize()
-"""
-    assert printed(code, capability="90").splitlines() == ["0 1"] * 3
-
-
-# ---- torch's kernels ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("op", [torch.softmax, torch.log_softmax], ids=lambda op: op.__name__)
-def test_softmax_into_fp32(op: Callable[..., torch.Tensor]) -> None:
-    """softmax into float32 equals that of a float32 tensor, rounded once."""
-    x, weights = torch.randn(3, 5).half(), torch.randn(3, 5)
-    on_host, on_device = x.float().requires_grad_(), x.cuda().requires_grad_()
-    expected, result = op(on_host, 1), op(on_device, 1, dtype=torch.float32)
-    assert result.dtype == torch.float32
-    assert torch.equal(result.cpu(), expected)
-    expected.backward(weights)
-    result.backward(weights.cuda())
-    assert torch.equal(on_device.grad.cpu(), on_host.grad.half())
 
 
 # ---- answers of a driver -----------------------------------------------------------------------

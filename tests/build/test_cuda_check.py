@@ -6,8 +6,7 @@ import pytest
 
 import cuda_check
 import ptx_gemm
-import sass_gemm
-from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
+from sass import Kernel, Kernels, read_ptxas, read_sass
 
 PTXAS = """\
 ptxas info    : 0 bytes gmem
@@ -32,10 +31,10 @@ Fatbin elf code:
 arch = sm_80
 \tcode for sm_80
 \t\tFunction : unscale_kernel
-{8 * LOOP}"""
-CHAINED = SASS
-for _to, _from in ((16, 12), (12, 8), (8, 4)):
-    CHAINED = CHAINED.replace(f"R{_to}, [R2.64", f"R{_to}, [R{_from}.64")
+{LOOP}"""
+CONVERTS = SASS.replace("FMUL R5, R4, R20 ;", "F2F.F64.F32 R22, R5 ; ".ljust(20)).replace(
+    "@!P0 STG.E.128 [R2.64], R4", "F2F.F64.F32 R22, R5"
+)
 
 
 def read(ptxas: str, sass: str) -> Kernel:
@@ -46,76 +45,47 @@ def read(ptxas: str, sass: str) -> Kernel:
     return kernel
 
 
-def checked(ptxas: str = PTXAS, sass: str = SASS) -> list[str]:
-    return cuda_check.faults(read(ptxas, sass))
-
-
-@pytest.mark.parametrize(
-    ("registers", "sass", "loads", "blocks"),
-    [
-        (64, SASS, 4, 2),
-        (65, SASS, 4, 1),
-        (128, SASS, 4, 1),
-        (64, CHAINED, 1, 2),
-        (64, SASS.replace("BRA", "NOP").replace("FMUL R5, R4", "FMUL R5, R6"), 4, 2),
-        (64, SASS.replace("R16, [R2", "R16, [R11"), 3, 2),
-        (64, SASS.replace(8 * LOOP, 7 * LOOP), 0, 2),
-    ],
-)
-def test_bytes_in_flight(registers: int, sass: str, loads: int, blocks: int) -> None:
-    """Bytes in flight count the 512 threads of each resident block and 16 bytes a load."""
-    kernel = read(PTXAS.replace("64 registers", f"{registers} registers"), sass)
-    assert cuda_check.bytes_in_flight(kernel) == 16 * loads * 512 * blocks
-
-
-def test_only_walks_have_bytes_in_flight() -> None:
-    kernel = read(PTXAS.replace("unscale", "update_scale"), SASS.replace("unscale", "update_scale"))
-    assert cuda_check.bytes_in_flight(kernel) is None
-
-
-def test_cuda_check_reads_a_good_kernel() -> None:
-    assert checked() == []
-
-
 @pytest.mark.parametrize(
     ("ptxas", "sass", "fault"),
     [
+        (PTXAS, SASS, ""),
         (PTXAS.replace("0 bytes spill loads", "8 bytes spill loads"), SASS, "8 bytes of registers"),
-        (PTXAS.replace("0 bytes spill st", "12 bytes spill st"), SASS, "12 bytes of registers"),
         (PTXAS, SASS.replace("LDG.E.128", "LDG.E.64"), "no LDG.128"),
-        (PTXAS, SASS.replace("STG.E.128", "STG.E"), "no STG.128"),
-        (PTXAS, CHAINED, "16384 bytes in flight"),
         (PTXAS, SASS + "        /*0020*/   @P1 LDL.64 R4, [R1] ;", "1 loads and stores of local"),
         (PTXAS, "", "not in the binary"),
         ("", SASS, "ptxas said nothing"),
+        (
+            PTXAS.replace("unscale", "grad_norm"),
+            CONVERTS.replace("unscale", "grad_norm"),
+            "2 conversions to FP64",
+        ),
     ],
 )
-def test_cuda_check_sees_a_bad_kernel(ptxas: str, sass: str, fault: str) -> None:
-    assert fault in " ".join(checked(ptxas, sass))
+def test_kernels(ptxas: str, sass: str, fault: str) -> None:
+    found = cuda_check.faults(read(ptxas, sass))
+    assert fault in " ".join(found)
+    assert bool(found) == bool(fault)
 
 
-def gemm_sm90(boxes: int = 8, slots: int = 100, consumer: str = "FMUL") -> Kernel:
-    """Return an instance with a tile of 128 columns and consumers of 64 rows."""
-    (number,) = (i for i, tile in enumerate(sass_gemm.tiles()) if tile == (64, 128, True))
-    box = ["FMUL"] * (slots - 1) + ["UTMASTG.3D"]
-    consumers = ["USETMAXREG.TRY_ALLOC.CTAPOOL", consumer, "UTMASTG.3D", *boxes * box]
-    producers = ["USETMAXREG.DEALLOC.CTAPOOL", "I2F.U32.RP"]
-    return Kernel(f"gemm_sm90_kernelI6__halfLi{number}EL", "sm_90a", sequence=consumers + producers)
+WAIT, LOAD, LATER = "/*0020*/ ACQBULK ;", "/*0030*/ LDG.E R0, [R2.64] ;", "/*0050*/ PREEXIT ;"
 
 
 @pytest.mark.parametrize(
-    ("kernel", "fault"),
+    ("code", "fault"),
     [
-        (gemm_sm90(), ""),
-        (gemm_sm90(slots=sass_gemm.MOST_SLOTS + 1), "instructions a box"),
-        (gemm_sm90(slots=sass_gemm.LEAST_SLOTS - 1), "instructions a box"),
-        (gemm_sm90(boxes=7), "instructions a box"),
-        (gemm_sm90(consumer="I2F.RP"), "1 integer divisions"),
+        (("/*0000*/ @P0 BRA 0x20 ;", "/*0010*/ NOP ;", WAIT, LOAD, LATER), ""),
+        ((LOAD, LATER), "0 waits"),
+        ((WAIT, LOAD), "no other grid"),
+        ((LOAD, WAIT, LATER), "LDG.E comes before"),
+        (("/*0000*/ @P0 BRA 0x30 ;", "/*0010*/ NOP ;", WAIT, LOAD, LATER), "a jump to 3 comes"),
     ],
 )
-def test_sass_between_tiles(kernel: Kernel, fault: str) -> None:
-    assert fault in " ".join(sass_gemm.faults(kernel))
-    assert bool(fault) == bool(sass_gemm.faults(kernel))
+def test_grid_that_begins_early(code: tuple[str, ...], fault: str) -> None:
+    """Code of 9.0 or later waits for the previous grid before anything else, on every path."""
+    sass = SASS.replace("sm_80", "sm_90a").replace(LOOP, "".join(f"    {x}\n" for x in code))
+    found = cuda_check.early_grid(read("", sass))
+    assert fault in " ".join(found)
+    assert bool(found) == bool(fault)
 
 
 def gemm_ptx(tile: int, handed_on: int) -> str:
@@ -139,7 +109,6 @@ SUMS = (64, 64, 32, 0, 0, 0, 0, 0, 0)
     [
         ({}, ""),
         ({2: 20}, "20 of 32 sums"),  # as nvcc made of a memcpy
-        ({0: 0}, "0 of 64 sums"),
         ({8: None}, "no PTX of gemm_kernel for tiles [8]"),
     ],
 )
@@ -151,116 +120,13 @@ def test_epilogue_that_loses_sums(change: dict[int, int | None], fault: str) -> 
     assert len(found) == bool(fault)
 
 
-def test_more_loads_in_flight_are_needed_where_memory_is_faster() -> None:
-    """One block of a cast with four loads a thread is too slow on 10.0 alone."""
-    sass = SASS.replace(8 * LOOP, 16 * LOOP)
-    texts = [
-        text.replace("unscale", "cast").replace("64 registers", "65 registers")
-        for text in (PTXAS, sass)
-    ]
-    on_100 = [text.replace("sm_80", "sm_100") for text in texts]
-    assert "32768 bytes in flight, 49152 are needed" in checked(*on_100)
-    assert not any("in flight" in fault for fault in checked(*texts))
-
-
-WAIT, LOAD, LATER = "/*0020*/ ACQBULK ;", "/*0030*/ LDG.E R0, [R2.64] ;", "/*0050*/ PREEXIT ;"
-
-
-@pytest.mark.parametrize(
-    ("code", "fault"),
-    [
-        ((WAIT, LOAD, LATER), ""),
-        (("/*0000*/ @P0 BRA 0x20 ;", "/*0010*/ NOP ;", WAIT, LOAD, LATER), ""),
-        ((LOAD, LATER), "0 waits"),
-        ((WAIT, LOAD), "no other grid"),
-        ((WAIT, LOAD, WAIT, LATER), "2 waits"),
-        ((LOAD, WAIT, LATER), "LDG.E comes before"),
-        (("/*0010*/ @P1 EXIT ;", WAIT, LATER), "EXIT comes before"),
-        (("/*0000*/ @P0 BRA 0x30 ;", "/*0010*/ NOP ;", WAIT, LOAD, LATER), "a jump to 3 comes"),
-    ],
-)
-def test_grid_that_begins_early(code: tuple[str, ...], fault: str) -> None:
-    """Code of 9.0 or later waits for the previous grid before anything else, on every path."""
-    sass = SASS.replace("sm_80", "sm_90a").replace(8 * LOOP, "".join(f"    {x}\n" for x in code))
-    found = cuda_check.early_grid(read("", sass))
-    assert fault in " ".join(found)
-    assert bool(found) == bool(fault)
-
-
-def test_older_code_waits_for_no_grid() -> None:
-    assert cuda_check.early_grid(read(PTXAS, SASS)) == []
-
-
-@pytest.mark.parametrize(("conversions", "found"), [(1, 0), (2, 1)])
-def test_cuda_check_sees_a_norm_in_fp64(conversions: int, found: int) -> None:
-    """FP64 code behind a branch of its own counts as code for few elements."""
-    convert = "        /*0048*/                   F2F.F64.F32 R22, R5 ;\n"
-    branch = "        /*0070*/               @P0 BRA"
-    sass = SASS.replace(branch, conversions * convert + 2 * f"{branch} 0x10 ;\n{convert}" + branch)
-    faults = checked(*(text.replace("unscale", "grad_norm") for text in (PTXAS, sass)))
-    assert sum("conversions to FP64" in fault for fault in faults) == found
-
-
-def test_cuda_check_sees_remarks_about_matrix_instructions() -> None:
+def test_libraries() -> None:
+    """A library lacks no architecture or kernel, is not too large, and has no remarks."""
     remark = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async is serialized"
     assert cuda_check.remarks(f"{PTXAS}{remark}\n") == [remark]
-    assert cuda_check.remarks(PTXAS) == []
-
-
-USAGE = """\
-arch = sm_80
-code version = [1,8]
-
-Resource usage:
- Function {name}:
-  REG:64 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:{count} TEXTURE:0 SURFACE:0 SAMPLER:0
-"""
-
-
-@pytest.mark.parametrize(
-    ("tables", "fault"),
-    [
-        ({"InlineTable": 4096, "InlineTable6144": 32_800}, ""),
-        ({"InlineTable": 4104}, "unscale_kernel for sm_80: no table has less than 4104 bytes"),
-        ({"InlineTable": 4104, "DeviceTable": 552}, "no table has less than 4104"),
-        ({}, "no table has less than"),
-    ],
-)
-def test_cuda_check_sees_a_launch_with_many_parameters(tables: dict[str, int], fault: str) -> None:
-    kernels: Kernels = {}
-    usage = ""
-    for table, count in (tables or {"InlineTable": 0}).items():
-        name = f"unscale_kernel{table}"
-        read_sass(SASS.replace("unscale_kernel", name), kernels)
-        usage += "\n" + USAGE.format(name=name, count=count)
-    read_constants(usage if tables else "", kernels)
-    assert fault in " ".join(cuda_check.large_launches(kernels))
-    assert bool(cuda_check.large_launches(kernels)) == bool(fault)
-
-
-def test_cuda_check_sees_a_missing_architecture() -> None:
-    kernels: Kernels = {}
-    read_sass(SASS, kernels)
+    kernels = {("unscale_kernel", "sm_80"): read(PTXAS, SASS)}
     assert cuda_check.missing_arches(kernels, ["8.0+PTX", "9.0a"]) == ["no kernel for sm_90a"]
-
-
-def test_cuda_check_sees_a_library_that_is_too_large() -> None:
-    kernels: Kernels = {}
-    for number in range(cuda_check.MOST_KERNELS):
-        read_sass(SASS.replace("unscale_kernel", f"kernel_{number}"), kernels)
+    missing = cuda_check.missing_names(kernels)
+    assert missing == [f"no kernel is called {name}" for name in [*cuda_check.NEEDED][1:]]
     assert cuda_check.excess(kernels, cuda_check.MOST_BYTES) == []
-    read_sass(SASS, kernels)
-    words = cuda_check.excess(kernels, cuda_check.MOST_BYTES + 1)
-    assert [text.split(",")[0] for text in words] == [
-        f"{cuda_check.MOST_KERNELS + 1} kernels in the library",
-        "the library has 41943041 bytes",
-    ]
-
-
-def test_cuda_check_misses_kernels_by_their_names() -> None:
-    """A missing kernel is found by its name, at any place, and by a prefix if required."""
-    good = [name.strip("^").replace(r"I\w+?Li[0-6]E", "I6__halfLi0E") for name in cuda_check.NEEDED]
-    kernels = {(f"{name}", "sm_80"): Kernel(name, "sm_80") for name in good}
-    assert cuda_check.missing_names(kernels) == []
-    del kernels[good[0], "sm_80"]
-    assert cuda_check.missing_names(kernels) == [f"no kernel is called {good[0]}"]
+    assert "41943041 bytes" in cuda_check.excess(kernels, cuda_check.MOST_BYTES + 1)[0]

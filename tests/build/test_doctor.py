@@ -38,15 +38,6 @@ def run(*command: str, package: Path | None = None) -> subprocess.CompletedProce
     )
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """Return a copy of the installed package."""
-    source = Path(amp_ext.__file__).parent
-    return shutil.copytree(
-        source, tmp_path / "amp_ext", ignore=shutil.ignore_patterns("__pycache__")
-    )
-
-
 def test_a_reader_may_close_the_pipe() -> None:
     command = f"{sys.executable} -m amp_ext | true"
     assert subprocess.run(command, shell=True, capture_output=True).stderr == b""
@@ -84,26 +75,28 @@ def test_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "words"), [("_build_info.py", "nothing yet"), ("_C.*", "no extension module")]
+    ("pattern", "is_truncated", "words"),
+    [
+        ("_build_info.py", False, "nothing yet"),
+        ("_C.*", False, "no extension module"),
+        ("_C.*", True, "_C."),  # as after half a copy
+    ],
 )
-def test_module_that_is_not_built(package: Path, missing: str, words: str) -> None:
-    """The doctor exits with 1 without a traceback, and names the command that helps in one line."""
-    for file in package.glob(missing):
+def test_module_that_is_not_whole(
+    tmp_path: Path, pattern: str, is_truncated: bool, words: str
+) -> None:
+    """The doctor exits with 1 without a traceback, and names what helps in one line."""
+    source, ignored = Path(amp_ext.__file__).parent, shutil.ignore_patterns("__pycache__")
+    package = shutil.copytree(source, tmp_path / "amp_ext", ignore=ignored)
+    for file in package.glob(pattern):
         file.unlink()
+        if is_truncated:
+            file.write_bytes(b"\x7fELF")
     process = run("-m", "amp_ext", package=package)
     assert (process.returncode, process.stderr) == (1, ""), process.stderr
     (failure,) = [line for line in process.stdout.splitlines() if "FAIL" in line]
-    assert re.search(COMMAND + "$", failure)
-    assert words in process.stdout
-
-
-def test_module_that_cannot_be_loaded(package: Path) -> None:
-    """A truncated module, as after half a copy, cannot be loaded."""
-    for file in package.glob("_C.*"):
-        file.write_bytes(b"\x7fELF")
-    process = run("-m", "amp_ext", package=package)
-    assert (process.returncode, process.stderr) == (1, "")
-    assert re.search(r"^FAIL  .*_C\.", process.stdout, re.MULTILINE), process.stdout
+    assert is_truncated or re.search(COMMAND + "$", failure)
+    assert words in (failure if is_truncated else process.stdout)
 
 
 def wrong(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,10 +126,9 @@ def raising(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
-    [(wrong, "element "), (raising, "first line\n")],
+    ("name", "spoil", "words"),
+    [*((name, wrong, "element ") for name in OPS), ("gemm", raising, "first line\n")],
 )
-@pytest.mark.parametrize("name", OPS)
 def test_broken_op(
     name: str,
     spoil: Callable[..., Any],
@@ -152,27 +144,27 @@ def test_broken_op(
     assert said.count("FAIL  ") == (2 if torch.cuda.is_available() else 1)
 
 
+def scales_in_bf16(self: amp_ext.GradScaler, optimizer: Any) -> None:
+    self.unscale_(optimizer)
+    for param in optimizer.param_groups[0]["params"] if self.is_enabled() else ():
+        param.grad = param.grad.bfloat16().float()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "broken"),
+    [(amp_ext.GradScaler, "step", scales_in_bf16), (amp_ext, "autocast", torch.autocast)],
+    ids=["step", "autocast"],
+)
 def test_broken_training(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Any,
+    name: str,
+    broken: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Gradients that the scaler rounds count as broken."""
-
-    def in_mixed_precision(self: amp_ext.GradScaler, optimizer: Any) -> None:
-        self.unscale_(optimizer)
-        for param in optimizer.param_groups[0]["params"] if self.is_enabled() else ():
-            param.grad = param.grad.bfloat16().float()
-        optimizer.step()
-
-    monkeypatch.setattr(amp_ext.GradScaler, "step", in_mixed_precision)
-    assert doctor.main() == 1
-    assert "  FAIL  training step on cpu: the result differs" in capsys.readouterr().out
-
-
-def test_weight_gradients_in_fp16_count_as_broken(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Weight gradients in FP16, as in torch's own autocast, count as broken."""
-    monkeypatch.setattr(amp_ext, "autocast", torch.autocast)
+    """Gradients that the scaler rounds count as broken, and torch's weight gradients in FP16."""
+    monkeypatch.setattr(place, name, broken)
     assert doctor.main() == 1
     assert "  FAIL  training step on cpu: the result differs" in capsys.readouterr().out
 

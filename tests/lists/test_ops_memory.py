@@ -268,7 +268,7 @@ def test_gradients_that_touch_or_interleave() -> None:
 
 
 @pytest.mark.parametrize("clusters", [1, 3])
-@pytest.mark.parametrize("count", [2, 33, 700, 5000])
+@pytest.mark.parametrize("count", [2, 33, 5000])
 def test_one_overlap_in_a_long_list(count: int, clusters: int) -> None:
     """One overlap by a byte is found anywhere in a long unordered list, at any distance."""
     rng = random.Random(count + clusters)

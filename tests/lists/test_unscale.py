@@ -10,18 +10,14 @@ import torch
 import reference
 from cases import (
     FLOATS,
-    LAYOUTS,
     NON_FINITE,
-    SIZES,
     all_bit_patterns,
     assert_all_same,
     assert_same,
     bits,
     copies,
-    edges,
     random,
     random_bit_patterns,
-    whole_and_view,
 )
 from executors import Executor, against_oracle, every_executor
 
@@ -114,82 +110,6 @@ def test_product_is_judged_after_rounding(
     norm = 360000.0 if max_norm else None
     assert clip(executor, [grad], norm, max_norm, factor) == float(overflows)
     assert bool(grad.isfinite().all()) is not overflows
-
-
-@against_oracle
-@pytest.mark.parametrize("offset", [0, 1, 3])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_finds_a_bad_value_at_every_edge(
-    executor: Executor, dtype: torch.dtype, offset: int
-) -> None:
-    """A bad value is found at every edge, and only the elements of the view are unscaled."""
-    inv_scale = executor.scalar(0.5)
-    for size in executor.some(SIZES):
-        whole = torch.full((offset + size + 5,), 4.0, dtype=dtype, device=executor.device)
-        grad = whole[offset : offset + size]
-        expected = torch.full_like(whole, 4.0)
-        expected[offset : offset + size] = 2.0
-        for position in executor.some(edges(size)):
-            value = NON_FINITE[position % 3]
-            whole.fill_(4.0)
-            grad[position] = value
-            found_inf = executor.scalar(0.0)
-            executor.ops.unscale_([grad], found_inf, inv_scale)
-            assert found_inf.item() == 1.0, (size, position, value)
-            assert not grad[position].isfinite(), (size, position, value)
-            grad[position] = 2.0
-            assert_same(whole, expected)
-
-
-@against_oracle
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(executor: Executor, layout: str) -> None:
-    for dtype in FLOATS:
-        whole, grad = whole_and_view(layout, dtype, executor.device)
-        expected_whole, expected = copies([whole])[0], copies([grad])[0]
-        expected_whole.set_(expected.untyped_storage(), 0, whole.shape, whole.stride())
-        reference.unscale_([expected], executor.scalar(0.0), executor.scalar(1 / 3))
-        executor.ops.unscale_([grad], executor.scalar(0.0), executor.scalar(1 / 3))
-        assert_same(grad, expected)
-        assert_same(whole, expected_whole)
-
-
-@against_oracle
-@pytest.mark.parametrize("count", [1, 3, 2000])
-@pytest.mark.parametrize("bad", [None, 0, -1], ids=["finite", "first-bad", "last-bad"])
-def test_lists_of_mixed_dtypes(executor: Executor, count: int, bad: int | None) -> None:
-    sizes = [1 + 7 * i % 97 for i in range(executor.length(count))]
-    grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
-    if bad is not None:
-        grads[bad][-1] = math.inf
-    found_inf = check_against_oracle(executor, grads, 1 / 3)
-    assert found_inf == float(bad is not None)
-
-
-@every_executor
-def test_empty_tensors_anywhere(executor: Executor) -> None:
-    empty = torch.empty(0, device=executor.device)
-    full = torch.full((3,), 8.0, device=executor.device)
-    grads = [empty, empty.half(), full, torch.empty(0, 4, device=executor.device), empty]
-    found_inf = executor.scalar(0.0)
-    executor.ops.unscale_(grads, found_inf, executor.scalar(0.25))
-    executor.ops.unscale_([], found_inf, executor.scalar(0.25))
-    assert full.tolist() == [2.0, 2.0, 2.0]
-    assert found_inf.item() == 0.0
-
-
-@every_executor
-@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
-def test_found_inf_is_set_to_one_and_never_cleared(
-    executor: Executor, shape: tuple[int, ...]
-) -> None:
-    found_inf = torch.zeros(shape, device=executor.device)
-    inv_scale = torch.full(shape, 0.5, device=executor.device)
-    good = [torch.ones(5, device=executor.device)]
-    bad = [torch.full((5,), math.inf, device=executor.device)]
-    for grads, expected in ((good, 0.0), (bad, 1.0), (good, 1.0), (bad, 1.0)):
-        executor.ops.unscale_(grads, found_inf, inv_scale)
-        assert found_inf.item() == expected
 
 
 # ---- clipping ----------------------------------------------------------------------------------

@@ -41,36 +41,6 @@ def words(numbers: Tensor) -> Tensor:
 
 
 NOTHING = torch.zeros(1)
-LANES = torch.arange(32)
-
-# ---- warps, memory, barriers -------------------------------------------------------------------
-
-
-def warp() -> Iterator[Case]:
-    """shuffles and votes of 32 lanes"""
-    value = integers(32)
-    for lane, sought in ((5, value[7].item()), (16, -1), (31, value[31].item())):
-        found = (value == sought).any().to(torch.int32).expand(32)
-        columns = [*[value[LANES ^ lane]] * 2, found]
-        yield Case((lane, sought), value, torch.stack(columns, 1))
-
-
-def elect() -> Iterator[Case]:
-    """one lane of a warp is elected, always the same"""
-    yield Case((), NOTHING, torch.tensor([1, 0], dtype=torch.int32).repeat(64, 1))
-
-
-def cp_async() -> Iterator[Case]:
-    """a copy of fewer bytes adds zeros; one of none reads nothing"""
-    data = integers(2, 64, 16, high=256, dtype=torch.uint8)
-    copied = torch.arange(16) < torch.arange(64)[:, None] % 17
-    yield Case((), data, data * copied)
-
-
-def named_barriers() -> Iterator[Case]:
-    """each orders the memory of its own threads, repeatedly"""
-    data = integers(15, 64)
-    yield Case((5,), data, data.flip(1))
 
 
 def mbarrier_phases() -> Iterator[Case]:
@@ -79,12 +49,6 @@ def mbarrier_phases() -> Iterator[Case]:
         seen = torch.zeros(arrivals * phases + 1, dtype=torch.int32)
         seen[-1] = 1
         yield Case((arrivals, phases), NOTHING, seen)
-
-
-def mbarrier_order() -> Iterator[Case]:
-    """arrivals and waits order the shared memory of a block"""
-    data = integers(96)
-    yield Case((7,), data, data.roll(-33 * 7))
 
 
 def grids() -> Iterator[Case]:
@@ -97,30 +61,4 @@ def grids() -> Iterator[Case]:
         yield Case((blocks, number, rounds), data, words(x))
 
 
-# ---- registers ---------------------------------------------------------------------------------
-
-
-def setmaxnreg() -> Iterator[Case]:
-    """from 168 registers to 40 or 232, and values stay"""
-    blocks, packs = 160, 24
-    data = integers(384, 2 * packs, 4)
-    weights = torch.tensor([1, 5, 7, 11])
-    mixed = (data[:, :packs] ^ data[:, packs:].flip(1)).long() @ weights
-    block = torch.arange(blocks)[:, None]
-    total = block.repeat(1, 384)
-    for i in range(packs):
-        total = 3 * total + mixed[:, i] & 0xFFFFFFFF
-    total[:, :128] = 3 * block + ((data[:128, 0] ^ data[:128, 1]).long() @ weights)
-    yield Case((blocks,), data, words(total))
-
-
-PROBES = (
-    warp,
-    elect,
-    cp_async,
-    named_barriers,
-    mbarrier_phases,
-    mbarrier_order,
-    grids,
-    setmaxnreg,
-)
+PROBES = (mbarrier_phases, grids)

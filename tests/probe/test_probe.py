@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
 import cuda_check
-from probe import blocks, nvcc, tiles
+from probe import nvcc, tiles
 from probe import run as probe
 from probe.blocks import Case
 from ptx_backend import build
@@ -47,36 +48,27 @@ def test_every_function_has_its_expectation() -> None:
 def test_disagreements_are_reported(monkeypatch, capsys) -> None:
     """A wrong expectation, a fault of the executor and a GPU that differs are each named."""
 
-    def elect() -> Iterator[Case]:
-        for case in blocks.elect():
-            expected = case.expected.clone()
-            expected[5, 0] = 2
-            yield replace(case, expected=expected)
+    def tma_reduce() -> Iterator[Case]:
+        case = next(tiles.tma_reduce())
+        yield replace(case, expected=case.expected + (torch.arange(48) == 10))
 
     def tma_load() -> Iterator[Case]:
         case = next(tiles.tma_load())  # from column 3 of 16-bit elements, as an H100 refuses it
         yield replace(case, arguments=(*case.arguments[:3], 3, 0, 0))
 
-    probes = {"warp": blocks.warp, "elect": elect, "tma_load": tma_load}
-    wrong = "elect(): 1 of 128 numbers differ, the first at 10: 1, not 2"
+    probes = {"tma_store": tiles.tma_store, "tma_reduce": tma_reduce, "tma_load": tma_load}
     for each in probes.values():
         each.__doc__ = "what it assumes"
     monkeypatch.setattr(probe, "PROBES", probes)
     monkeypatch.setattr(nvcc, "missing", lambda: "")
     monkeypatch.setattr(probe.torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(probe.Cuda, "library", lambda self: None)
-    monkeypatch.setattr(probe, "check_in_process", {"warp": "", "elect": wrong, "tma_load": ""}.get)
+    monkeypatch.setattr(probe, "check_in_process", lambda name: "it hangs" * (name == "tma_load"))
     assert probe.main([]) == 1
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split()[-2:] for line in lines[3:6]]
-    assert rows == [["ok", "ok"], ["DIFFERS", "DIFFERS"], ["DIFFERS", "ok"]]
-    assert f"executor, {wrong}" in lines and f"GPU, {wrong}" in lines
-    assert "the first coordinate, 3, is not at" in "\n".join(lines)
+    assert rows == [["ok", "ok"], ["DIFFERS", "ok"], ["DIFFERS", "DIFFERS"]]
+    said = "\n".join(lines)
+    assert "executor, tma_reduce(0, 0, 8): 32 of 1536 numbers differ, the first at 10: " in said
+    assert "the first coordinate, 3, is not at" in said and "GPU, it hangs" in said
     assert lines[-1] == "3 of 6 probes agree"
-
-
-def test_a_probe_that_hangs_or_dies_is_told(monkeypatch) -> None:
-    monkeypatch.setattr(probe.sys, "executable", "false")
-    assert probe.check_in_process("warp") == "warp: exit status 1"
-    monkeypatch.setattr(probe, "LIMIT", 0.0)
-    assert probe.check_in_process("warp") == "warp: no end within 0.0 s"

@@ -1,7 +1,6 @@
-// Assumptions of the executor about tiles: matrix fragments, TMA and wgmma; see blocks.cu.
+// Assumptions of the executor about tiles: TMA and wgmma; see blocks.cu.
 #include <cuda_runtime.h>
 
-#include <cmath>
 #include <cstdint>
 #include <ptx/sm80.cuh>
 #include <ptx/sm90.cuh>
@@ -13,47 +12,6 @@ namespace {
 
 using namespace amp_ext;
 using ptx::Major;
-
-// ---- matrix fragments --------------------------------------------------------------------------
-
-struct Rows {
-  uint4 at[32];
-};
-
-// The row addressed by a lane: rows are not in order.
-__device__ int row_of_lane() { return static_cast<int>(threadIdx.x ^ 3); }
-
-template <bool kTranspose, int kMatrices>
-__global__ void load_matrices(const uint4* from, uint32_t* to) {
-  auto& rows = ptx::shared<Rows>();
-  ptx::store_shared(&rows.at[threadIdx.x], from[threadIdx.x]);
-  ptx::block_sync();
-  uint32_t fragments[kMatrices];
-  ptx::ldmatrix<kTranspose>(fragments, &rows.at[row_of_lane() % (8 * kMatrices)]);
-  for (int i = 0; i < kMatrices; ++i) to[kMatrices * threadIdx.x + i] = fragments[i];
-}
-
-__global__ void store_matrices(const uint32_t* from, uint4* to) {
-  auto& rows = ptx::shared<Rows>();
-  uint32_t fragments[4];
-  for (int i = 0; i < 4; ++i) fragments[i] = from[4 * threadIdx.x + i];
-  ptx::stmatrix(&rows.at[row_of_lane()], fragments);
-  ptx::block_sync();
-  to[threadIdx.x] = rows.at[threadIdx.x];
-}
-
-struct Fragments {
-  float d[4];
-  uint32_t a[4];
-  uint32_t b[2];
-};
-
-template <class T>
-__global__ void multiply_fragments(const Fragments* from, float* to) {
-  Fragments at = from[threadIdx.x];
-  ptx::mma_m16n8k16<T>(at.d, at.a, at.b);
-  for (int i = 0; i < 4; ++i) to[4 * threadIdx.x + i] = at.d[i];
-}
 
 // ---- TMA ---------------------------------------------------------------------------------------
 
@@ -148,26 +106,27 @@ __device__ void copy_to_shared(T& to, const uint4* from) {
   ptx::block_sync();
 }
 
-template <int kCount>
-__device__ void dump(const float (&registers)[kCount], float* to) {
+using Sums = float[64];  // of 64 x 128
+
+__device__ void dump(const Sums& registers, float* to) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) to[kCount * threadIdx.x + i] = registers[i];
+  for (int i = 0; i < 64; ++i) to[64 * threadIdx.x + i] = registers[i];
 }
 
-// Dumps the sums of 64 products each and the thread's number, or NaN that must be ignored.
-template <class T, int kN, Major kA, Major kB>
+// Dumps the sums of 64 products each and the thread's number.
+template <Major kA, Major kB>
 __global__ void __launch_bounds__(kWarpgroup, 1)
-    multiply(const uint4* from, float* to, Walk walk_a, Walk walk_b, bool accumulate) {
+    multiply(const uint4* from, float* to, Walk walk_a, Walk walk_b) {
   auto& operands = ptx::shared<Operands>();
   copy_to_shared(operands, from);
   uint64_t a = ptx::wgmma_descriptor(operands.a, walk_a.leading, walk_a.stride);
   uint64_t b = ptx::wgmma_descriptor(operands.b, walk_b.leading, walk_b.stride);
-  float d[kN / 2];
-  for (float& value : d) value = accumulate ? threadIdx.x : NAN;
+  Sums d;
+  for (float& value : d) value = threadIdx.x;
   ptx::wgmma_fence(d);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    ptx::wgmma<T, kN, kA, kB>(d, a, b, accumulate || step > 0);
+    ptx::wgmma<__half, 128, kA, kB>(d, a, b, true);
     a = ptx::wgmma_advance(a, walk_a.step);
     b = ptx::wgmma_advance(b, walk_b.step);
   }
@@ -184,8 +143,6 @@ struct Stage {
 struct Stages {
   Stage at[2];
 };
-
-using Sums = float[64];  // of 64 x 128
 
 __device__ __forceinline__ void add_stage(Sums& d, const Stage& stage) {
   uint64_t a = ptx::wgmma_descriptor(stage.a, 16, 1024);
@@ -254,42 +211,9 @@ int store(const uint4* from, void* to, int x, int y, int blocks) {
   return launch({blocks, kBoxThreads, sizeof(StoredBox)}, store_boxes<kAdd>, map, from, x, y);
 }
 
-template <class T, int kN, Major kA = Major::k, Major kB = Major::k>
-int run(const uint4* from, float* to, Walk a, Walk b, bool accumulate) {
-  return launch({1, kWarpgroup, sizeof(Operands)}, multiply<T, kN, kA, kB>, from, to, a, b,
-                accumulate);
-}
-
-constexpr Walk kContiguous = {16, 1024, kStepBytes};
-
-template <class T, int... kSizes>
-int run_size(const uint4* from, float* to, int n) {
-  int error = cudaErrorInvalidValue;
-  ((n == kSizes ? void(error = run<T, kSizes>(from, to, kContiguous, kContiguous, true)) : void()),
-   ...);
-  return error;
-}
-
 }  // namespace
 
 extern "C" {
-
-int probe_ldmatrix(const uint4* from, uint32_t* to, int transpose, int matrices) {
-  const auto kernel = matrices == 2
-                          ? (transpose ? load_matrices<true, 2> : load_matrices<false, 2>)
-                          : (transpose ? load_matrices<true, 4> : load_matrices<false, 4>);
-  return launch({1, 32, sizeof(Rows)}, kernel, from, to);
-}
-
-int probe_stmatrix(const uint32_t* from, uint4* to) {
-  return launch({1, 32, sizeof(Rows)}, store_matrices, from, to);
-}
-
-// A parameter of a type of this file would make the symbol one of this file too.
-int probe_mma(const void* from, float* to, int bf16) {
-  const auto kernel = bf16 ? multiply_fragments<__nv_bfloat16> : multiply_fragments<__half>;
-  return launch({1, 32}, kernel, static_cast<const Fragments*>(from), to);
-}
 
 int probe_tma_load(const void* from, uint4* to, int swizzle, int columns, int first, int x, int y,
                    int z) {
@@ -312,27 +236,13 @@ int probe_tma_reduce(const uint4* from, void* to, int x, int y, int blocks) {
   return store<true>(from, to, x, y, blocks);
 }
 
-int probe_wgmma_k_major(const uint4* from, float* to, int leading, int stride) {
-  const Walk walk = {leading, stride, kStepBytes};
-  return run<__half, 128>(from, to, walk, walk, true);
-}
-
 int probe_wgmma_mn_major(const uint4* from, float* to, int a_mn, int b_mn, int leading,
                          int stride) {
-  const Walk walk = {leading, stride, 2 * stride};
+  const Walk rows = {16, 1024, kStepBytes}, columns = {leading, stride, 2 * stride};
   constexpr auto k = Major::k, mn = Major::mn;
-  if (!a_mn) return run<__half, 128, k, mn>(from, to, kContiguous, walk, true);
-  if (!b_mn) return run<__half, 128, mn, k>(from, to, walk, kContiguous, true);
-  return run<__half, 128, mn, mn>(from, to, walk, walk, true);
-}
-
-int probe_wgmma_sizes(const uint4* from, float* to, int n, int bf16) {
-  if (bf16) return run_size<__nv_bfloat16, 128, 192, 256>(from, to, n);
-  return run_size<__half, 128, 192, 256>(from, to, n);
-}
-
-int probe_wgmma_accumulate(const uint4* from, float* to, int accumulate) {
-  return run<__half, 128>(from, to, kContiguous, kContiguous, accumulate != 0);
+  const auto kernel = a_mn ? b_mn ? multiply<mn, mn> : multiply<mn, k> : multiply<k, mn>;
+  return launch({1, kWarpgroup, sizeof(Operands)}, kernel, from, to, a_mn ? columns : rows,
+                b_mn ? columns : rows);
 }
 
 int probe_wgmma_groups(const uint4* from, float* to) {

@@ -10,54 +10,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from probe.blocks import LANES, Case, integers
-
-GROUP, PAIR = LANES // 4, 2 * (LANES % 4)  # the row and the column of a lane in a fragment
+from probe.blocks import Case, integers
 
 
-def operand(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    return integers(*shape, low=-8, high=9, dtype=dtype)
-
-
-# ---- matrix fragments --------------------------------------------------------------------------
-
-ROW_OF_LANE = torch.arange(32) ^ 3  # as in tiles.cu
-
-
-def ldmatrix() -> Iterator[Case]:
-    """lane l receives elements 2 l and 2 l + 1 of each 8x8 matrix"""
-    for transpose in (0, 1):
-        for count in (2, 4):
-            rows = integers(32, 8, dtype=torch.int16)
-            matrices = rows[ROW_OF_LANE[: 8 * count]].view(count, 8, 8)
-            matrices = matrices.mT if transpose else matrices
-            fragments = matrices.reshape(count, 32, 2).transpose(0, 1)
-            yield Case((transpose, count), rows, fragments.contiguous())
-
-
-def stmatrix() -> Iterator[Case]:
-    """the inverse of ldmatrix"""
-    fragments = integers(32, 4, 2, dtype=torch.int16)
-    rows = torch.empty(32, 8, dtype=torch.int16)
-    rows[ROW_OF_LANE] = fragments.transpose(0, 1).reshape(32, 8)
-    yield Case((), fragments, rows)
-
-
-def mma() -> Iterator[Case]:
-    """the fragments of m16n8k16"""
-    for dtype in (torch.float16, torch.bfloat16):
-        a, b, d = operand(16, 16, dtype=dtype), operand(16, 8, dtype=dtype), operand(16, 8).float()
-        two = torch.arange(2)
-        i = torch.arange(4)[:, None]
-        a_lanes = a[GROUP[:, None, None] + 8 * (i % 2), PAIR[:, None, None] + 8 * (i // 2) + two]
-        i = torch.arange(2)[:, None]
-        b_lanes = b[PAIR[:, None, None] + 8 * i + two, GROUP[:, None, None]]
-        i = torch.arange(4)
-        place = GROUP[:, None] + 8 * (i // 2), PAIR[:, None] + i % 2
-        product = a.float() @ b.float() + d
-        parts = (part.reshape(32, -1).view(torch.uint8) for part in (d[place], a_lanes, b_lanes))
-        input = torch.cat(list(parts), 1)
-        yield Case((int(dtype == torch.bfloat16),), input, product[place])
+def operand(*shape: int) -> Tensor:
+    return integers(*shape, low=-8, high=9, dtype=torch.float16)
 
 
 # ---- TMA ---------------------------------------------------------------------------------------
@@ -183,46 +140,15 @@ def dumped(d: Tensor) -> Tensor:
     return d[row, i // 4 * 8 + thread % 4 * 2 + i % 2]
 
 
-def wgmma(
-    n: int,
-    arguments: tuple[int, ...],
-    a_layout: tuple[bool, int, int] = (False, 16, 1024),
-    b_layout: tuple[bool, int, int] = (False, 16, 1024),
-    dtype: torch.dtype = torch.float16,
-    accumulate: bool = True,
-) -> Case:
-    a, b = operand(64, K, dtype=dtype), operand(n, K, dtype=dtype)
-    images = image(a, A_BYTES, *a_layout), image(b, B_BYTES, *b_layout)
-    before = torch.arange(128.0)[:, None] if accumulate else 0.0
-    return Case(arguments, torch.cat(images), dumped(a.float() @ b.float().mT) + before)
-
-
-def wgmma_k_major() -> Iterator[Case]:
-    """SBO from 8 rows to the next 8, LBO 16; k16 steps of 32 bytes"""
-    for stride in (1024, 2048):
-        layout = (False, 16, stride)
-        yield wgmma(128, (16, stride), layout, layout)
-
-
 def wgmma_mn_major() -> Iterator[Case]:
     """SBO from 8 k to the next 8, LBO between 64s; steps of 2 SBO"""
     for leading, stride in ((8192, 1024), (16384, 2048), (1024, 2048)):
-        for a, b in ((1, 0), (0, 1), (1, 1)):
-            layouts = [(True, leading, stride) if mn else (False, 16, 1024) for mn in (a, b)]
-            yield wgmma(128, (a, b, leading, stride), *layouts)
-
-
-def wgmma_sizes() -> Iterator[Case]:
-    """the accumulators of each n, FP16 and BF16"""
-    for n in (128, 192, 256):
-        for dtype in (torch.float16, torch.bfloat16):
-            yield wgmma(n, (n, int(dtype == torch.bfloat16)), dtype=dtype)
-
-
-def wgmma_accumulate() -> Iterator[Case]:
-    """the sums before are added to, or ignored even if NaN"""
-    for accumulate in (False, True):
-        yield wgmma(128, (int(accumulate),), accumulate=accumulate)
+        for a_mn, b_mn in ((1, 0), (0, 1), (1, 1)):
+            a, b = operand(64, K), operand(128, K)
+            layouts = [(True, leading, stride) if mn else (False, 16, 1024) for mn in (a_mn, b_mn)]
+            images = image(a, A_BYTES, *layouts[0]), image(b, B_BYTES, *layouts[1])
+            sums = dumped(a.float() @ b.float().mT) + torch.arange(128.0)[:, None]
+            yield Case((a_mn, b_mn, leading, stride), torch.cat(images), sums)
 
 
 def wgmma_groups() -> Iterator[Case]:
@@ -235,17 +161,11 @@ def wgmma_groups() -> Iterator[Case]:
 
 
 PROBES = (
-    ldmatrix,
-    stmatrix,
-    mma,
     tma_load,
     tma_outside,
     tma_store,
     tma_reduce,
     mbarrier_bytes,
-    wgmma_k_major,
     wgmma_mn_major,
-    wgmma_sizes,
-    wgmma_accumulate,
     wgmma_groups,
 )
