@@ -198,7 +198,7 @@ def test_ratios_to_the_base_are_medians_of_rounds() -> None:
         timed(1.0, provider="copy", limit=True, error="wrong"),
         timed(1.0, provider="torch"),
     ]
-    _, rows, reasons, status = base.compared(
+    _, rows, reasons = base.compared(
         [timed(8.0), good, timed(2.0), bad, timed(5.0), good, *others],
         [
             timed(2.0),

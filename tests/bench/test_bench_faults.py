@@ -11,7 +11,7 @@ import torch
 
 import amp_ext
 from bench_program import quiet, run_quick  # noqa: F401  (a fixture)
-from harness import measure, providers, registry, timing
+from harness import providers, registry
 from harness.bounds import compare
 from ops import autocast, gemm
 
