@@ -19,7 +19,6 @@ LEFT_OUT = (
         r"in_another_order\[negated-\w+-cuda\]",
         "torch's kernel that copies a negated view",
     ),
-    ("test_cublaslt.py", "", "cuBLASLt, which needs a driver"),
     ("test_gemm_sm90_cuda.py", "", "products of a size that takes the engine hours"),
 )
 OWN = ("test_fake_cuda.py", "test_cuda_runtime.py")

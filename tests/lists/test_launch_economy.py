@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,82 +17,69 @@ from cases import FLOATS
 from executors import PTX, Executor, against_oracle, native
 from optim_cases import OPS
 from optim_cases import call as update
-from ptx_backend.backend import Counters, Ptx, Schedule
+from ptx_backend.backend import Ptx, Schedule
+
+Call = tuple[Callable[..., Any], dict[str, Any]]
 
 
-def grads_of(count: int) -> list[Tensor]:
-    return list(torch.ones(count, 3).unbind())
+def call(op: str, count: int, size: int = 3) -> Call:
+    """Return an op with a list of so many tensors of that size."""
+    if op in OPS:
+        values = update(PTX, op, [(size,)] * max(count, 1))
+        lists = {name: x[:count] for name, x in values.items() if isinstance(x, list)}
+        return getattr(ops, op), values | lists
+    grads = list(torch.ones(count, size).unbind())
+    if op == "cast_":
+        return ops.cast_, {"outputs": [grad.half() for grad in grads], "inputs": grads}
+    values: dict[str, Any] = {"grads": grads, "found_inf": torch.zeros(())}
+    if op == "unscale_":
+        values["inv_scale"] = torch.tensor(0.5)
+    if op == "grad_norm with norms":
+        values["norms"] = torch.zeros(count)
+    return getattr(ops, op.split()[0]), values
 
 
-CALLS = {
-    "unscale_": lambda grads, found: ops.unscale_(grads, found, torch.tensor(0.5)),
-    "check_finite": ops.check_finite,
-    "grad_norm": ops.grad_norm,
-    "grad_norm with norms": lambda grads, found: ops.grad_norm(
-        grads, found, norms=torch.zeros(len(grads))
-    ),
-}
-# Tensors in a list that is as long as a table of each size, one longer, and much longer.
+CALLS = ("unscale_", "check_finite", "grad_norm", "grad_norm with norms", "cast_", *OPS)
+ENTRIES = {"cast_": 32, **dict.fromkeys(OPS, 80)}
+"""The bytes of a tensor's entry in the table, where they are not 24."""
+# Tensors in a list that is as long as a table of each size, and one longer.
 LENGTHS = {
     24: (1, 42, 43, 256, 257, 1344, 1345, 5_000),
     32: (32, 33, 192, 193, 1008, 1009),
     80: (12, 13, 76, 77, 403, 404),
 }
-"""The lengths by the bytes of a tensor's entry in the table."""
-
-
-def assert_one_launch(counted: Counters, count: int, entry_bytes: int) -> None:
-    """Assert one launch, with the smallest of the tables that holds so many entries."""
-    sizes = (1 << 10, 6 << 10, 32256)
-    table = next((size for size in sizes if count * entry_bytes <= size), 0)
-    assert counted.launches == 1
-    assert counted.parameter_bytes <= 256 + table
 
 
 @pytest.mark.ptx
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [*((name, n) for name in CALLS for n in LENGTHS[24]), ("check_finite", 100_000)],
+    ("op", "count"),
+    [
+        *((op, count) for op in CALLS for count in LENGTHS[ENTRIES.get(op, 24)]),
+        ("check_finite", 100_000),
+    ],
 )
-def test_one_launch_for_any_list(ptx: Ptx, name: str, count: int) -> None:
-    grads, found_inf = grads_of(count), torch.zeros(())
-    assert_one_launch(ptx.cost(CALLS[name], grads, found_inf), count, 24)
-    assert found_inf.item() == 0.0
-    grads[-1][-1] = math.inf
-    CALLS[name](grads, found_inf)
-    assert found_inf.item() == 1.0
+def test_one_launch_for_any_list(ptx: Ptx, op: str, count: int) -> None:
+    """One launch has the smallest of the tables that holds so many entries."""
+    function, values = call(op, count)
+    counted = ptx.cost(function, **values)
+    sizes = (1 << 10, 6 << 10, 32256)
+    table = next((size for size in sizes if count * ENTRIES.get(op, 24) <= size), 0)
+    assert counted.launches == 1
+    assert counted.parameter_bytes <= 256 + table
+    if op in OPS:
+        assert values["steps"][-1].item() == 3 * (count - 1) + 1
+        return
+    values["inputs" if op == "cast_" else "grads"][-1][-1] = math.inf
+    function(**values)
+    assert (values["outputs"][-1][-1] if op == "cast_" else values["found_inf"]) > 0
 
 
 @pytest.mark.ptx
-@pytest.mark.parametrize("count", LENGTHS[32])
-def test_one_launch_casts_any_list(ptx: Ptx, count: int) -> None:
-    inputs = [torch.full((3,), float(i)) for i in range(count)]
-    outputs = [torch.empty(3, dtype=torch.float16) for _ in inputs]
-    assert_one_launch(ptx.cost(ops.cast_, outputs, inputs), count, 32)
-    assert [output[2].item() for output in outputs] == list(range(count))
-
-
-@pytest.mark.ptx
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("count", LENGTHS[80])
-def test_one_launch_updates_any_list(ptx: Ptx, op: str, count: int) -> None:
-    values = update(PTX, op, [(3,)] * count)
-    assert_one_launch(ptx.cost(getattr(ops, op), **values), count, 80)
-    assert values["steps"][-1].item() == 3 * (count - 1) + 1
-
-
-@pytest.mark.ptx
-@pytest.mark.parametrize("name", [*CALLS, "cast_", *OPS])
-def test_no_launch_for_no_tensors(ptx: Ptx, name: str) -> None:
+@pytest.mark.parametrize("op", CALLS)
+def test_no_launch_for_no_tensors(ptx: Ptx, op: str) -> None:
     """A list without tensors takes no launch, except a norm of 0."""
-    if name in CALLS:
-        counted = ptx.cost(CALLS[name], [], torch.zeros(()))
-    elif name == "cast_":
-        counted = ptx.cost(ops.cast_, [], [])
-    else:
-        lists = {n: [] if isinstance(x, list) else x for n, x in update(PTX, name).items()}
-        counted = ptx.cost(getattr(ops, name), **lists)
-    assert counted.launches == int("norm" in name)
+    function, values = call(op, 0)
+    assert ptx.cost(function, **values).launches == int("norm" in op)
 
 
 @pytest.mark.ptx
@@ -132,33 +121,27 @@ LOADS = {**dict.fromkeys(CALLS, 1), "cast_": 2, "adam_": 4, "sgd_": 3}
 
 
 @pytest.mark.ptx
-@pytest.mark.parametrize("name", LOADS)
-def test_warps_read_tiny_tensors_side_by_side(ptx: Ptx, name: str) -> None:
+@pytest.mark.parametrize("op", CALLS)
+def test_warps_read_tiny_tensors_side_by_side(ptx: Ptx, op: str) -> None:
     """Warps read tiny tensors side by side: 4,000 tensors of 100 elements.
 
     Each tensor keeps one warp busy, on 132 multiprocessors. A block has 16 tensors, or 11, and 16
     warps, or 8.
     """
-    grads = list(torch.ones(4000, 100).unbind())
+    function, values = call(op, 4000, 100)
+    for step in values.get("steps", ()):
+        step.fill_(7.0)
     ptx.pin(Schedule(3, 132))
-    if name in CALLS:
-        counted = ptx.cost(CALLS[name], grads, torch.zeros(()))
-    elif name == "cast_":
-        counted = ptx.cost(ops.cast_, [grad.half() for grad in grads], grads)
-    else:
-        values = update(PTX, name, [(100,)] * 4000)
-        for step in values["steps"]:
-            step.fill_(7.0)
-        counted = ptx.cost(getattr(ops, name), **values)
-    assert counted.most_loads == LOADS[name] * (2 if name in OPS else 1)
+    assert ptx.cost(function, **values).most_loads == LOADS[op] * (2 if op in OPS else 1)
 
 
 @pytest.mark.ptx
-@pytest.mark.parametrize("name", CALLS)
-def test_blocks_share_what_is_no_multiple_of_them(ptx: Ptx, name: str) -> None:
+@pytest.mark.parametrize("op", CALLS[:4])
+def test_blocks_share_what_is_no_multiple_of_them(ptx: Ptx, op: str) -> None:
     """Four blocks share 5 chunks of 8 loads a thread: 10 loads each, not 16."""
+    function, values = call(op, 1, 5 * 16384)
     ptx.pin(Schedule(3, 2))
-    counted = ptx.cost(CALLS[name], [torch.ones(5 * 16384)], torch.zeros(()))
+    counted = ptx.cost(function, **values)
     assert (counted.blocks, counted.most_loads) == (4, 10)
 
 
