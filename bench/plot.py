@@ -133,7 +133,8 @@ def roofline(runs: Sequence[Run]) -> Figure:
             fillstyle=FACES[dtype],
             label=f"{NAMES.get(provider, provider)}, {dtype}",
         )
-    left, right = axes.get_xlim()
+    corners = [rate / slope for rate in roofs.values()]
+    left, right = (end(*axes.get_xlim(), *corners) for end in (min, max))
     for dtype, rate in sorted(roofs.items()):
         label = (
             f"copy: {three_digits(slope)} GB/s,\n{dtype} by others: {three_digits(rate)} GFLOP/s"

@@ -43,7 +43,7 @@ def measure(
         if not wanted:
             names = ", ".join(provider.name for provider in trial.providers)
             raise ValueError(f"--providers: expected some of {names}, got {', '.join(only)}")
-        made = made_ready(trial, wanted, errors)
+        made = ready_providers(trial, wanted, errors)
         times = timing.interleaved(made, budget, errors, events)
         for provider in wanted:
             if provider.name in times and provider.name not in trial.unchecked:
@@ -87,7 +87,7 @@ def measure(
     return records
 
 
-def made_ready(trial: Trial, wanted: list[Provider], errors: dict[str, str]) -> list[Provider]:
+def ready_providers(trial: Trial, wanted: list[Provider], errors: dict[str, str]) -> list[Provider]:
     """Return the providers with launches to be timed, except those that fail."""
     made = []
     for provider in wanted:

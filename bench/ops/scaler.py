@@ -73,11 +73,11 @@ class Stopwatch:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.ns = 0  # of the last step
         self.step = optimizer.step
-        optimizer.step = functools.wraps(self.step)(lambda *args: self.timed(*args))
+        optimizer.step = functools.wraps(self.step)(partial(self.timed))
 
-    def timed(self, *args: object) -> object:
+    def timed(self, *args: object, **kwargs: object) -> object:
         start = time.perf_counter_ns()
-        result = self.step(*args)
+        result = self.step(*args, **kwargs)
         self.ns = time.perf_counter_ns() - start
         return result
 
