@@ -1,16 +1,15 @@
 """Print versions, devices and backends, and check that they work: the doctor.
 
-``python -m amp_ext verify`` verifies all GPU kernels again (verify.py), and ``python -m amp_ext
-tune SCRIPT`` measures the products of a script (tune.py). The exit status is 1 if something is
-broken.
+The exit status is 1 if something is broken. ``python -m amp_ext tune SCRIPT`` measures the products
+of a script (tune.py).
 """
 
-import argparse
 import importlib
 import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -34,15 +33,11 @@ def main() -> int:
     print_devices()
     print_backends()
     print_products()
-    print_verification()
     is_installed = "in effect" if amp_ext.is_installed() else "not in effect"
     print(f"\nautocast\n  amp_ext.install() is {is_installed}")
 
     print("\nchecks")
     results = [passed(name, check) for name, check in all_checks()]
-    for failure in failed_verifications():
-        print(f"  FAIL  {failure}")
-        results.append(False)
     failed = results.count(False)
     print(f"\n{failed} of {len(results)} checks FAILED" if failed else "\nall is well")
     return int(failed > 0)
@@ -106,27 +101,6 @@ def print_products() -> None:
         print(f"  {refused} products were left to torch's library: the driver refused tensor maps")
 
 
-def print_verification() -> None:
-    from amp_ext import verify
-
-    print("\nself-verification")
-    if not verify.is_on():
-        print("  off: AMP_EXT_VERIFY is 0")
-    backends = list(verify.verified_backends())
-    for backend, device, families in backends:
-        by_state: dict[str, list[str]] = {}
-        for family in families:
-            result = verify.known(device).get(f"{backend} {family}")
-            state = "not yet verified"
-            if result is not None:
-                state = f"{'FAILED' if result.failure else 'verified'} on {result.day}"
-            by_state.setdefault(state, []).append(family)
-        for state, those in by_state.items():
-            print(f"  {device:<9}{backend:<9}{state}: {' '.join(those)}")
-    if not backends:
-        print("  no GPU kernels are in use here")
-
-
 # ---- the checks --------------------------------------------------------------------------------
 
 
@@ -146,26 +120,30 @@ def passed(name: str, check: Callable[[], None]) -> bool:
 
 
 def all_checks() -> Iterator[Check]:
+    from amp_ext import verify
     from amp_ext.backend import backend_for
 
+    for backend, device, families in verify.verified_backends() if verify.is_on() else ():
+        for family in families:
+            name = f"{backend} kernels of {family} on {device}"
+            yield name, partial(check_kernels, backend, family, device)
+    # Later, since references run in the place of kernels that are wrong.
     for device in devices():
         has_lists = backend_for(device.partition(":")[0]).name != "none"
         for op in (*(amp_ext.ops.LIST_OPS if has_lists else ()), *amp_ext.ops.GEMM_OPS):
-            yield f"{op} on {device}", lambda op=op, device=device: check_op(op, device)
+            yield f"{op} on {device}", partial(check_op, op, device)
         if has_lists:
-            yield f"training step on {device}", lambda device=device: check_training(device)
+            yield f"training step on {device}", partial(check_training, device)
 
 
-def failed_verifications() -> list[str]:
-    """Return the failures of kernels. The checks pass, since references run in their place."""
+def check_kernels(backend: str, family: str, device: str) -> None:
     from amp_ext import verify
 
-    return [
-        f"{backend} kernels of {name.partition(' ')[2]} on {device}: {result.failure}"
-        for backend, device, _ in verify.verified_backends()
-        for name, result in verify.known(device).items()
-        if result.failure and name.startswith(f"{backend} ")
-    ]
+    result = verify.verify_family(backend, family, device)
+    if result is None:
+        raise RuntimeError("not verified: too little memory")
+    if result.failure:
+        raise verify.WrongResult(result.failure)
 
 
 def check_op(name: str, device: str) -> None:
@@ -178,51 +156,38 @@ def check_op(name: str, device: str) -> None:
 def check_training(device: str) -> None:
     """Compare the gradients of a step in mixed precision with those of a step in FP32.
 
-    FP16 represents every activation and its gradient; the gradients of the parameters need FP32.
+    FP16 represents all activations and their gradients; the gradients of parameters need FP32.
     """
-    gradients = [unscaled_gradients(device, enabled) for enabled in (True, False)]
-    if not all(map(torch.equal, *gradients)):
+    from amp_ext.ops._numbers import integers
+
+    device_type = device.partition(":")[0]
+
+    def gradients(enabled: bool) -> list[Tensor]:
+        inputs, targets, *params = (
+            integers(*shape, limit=limit).float().to(device)
+            for shape, limit in (((16, 4), 8), ((16, 8), 100), ((8, 4), 2), ((8,), 2))
+        )
+        params = [param.requires_grad_() for param in params]
+        # An optimizer of torch would import the compiler, and take a second.
+        optimizer = SimpleNamespace(param_groups=[{"params": params}], step=lambda: None)
+        scaler = amp_ext.GradScaler(device_type, init_scale=64.0, enabled=enabled)
+        with amp_ext.autocast(device_type, torch.float16, enabled):
+            outputs = torch.nn.functional.linear(inputs, *params)
+        scaler.scale(torch.nn.functional.mse_loss(outputs.float(), targets)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return [param.grad for param in params]
+
+    if not all(map(torch.equal, gradients(True), gradients(False))):
         raise ValueError("the result differs from a step in FP32")
 
 
-def unscaled_gradients(device: str, enabled: bool) -> list[Tensor]:
-    """Return the gradients of one step, in mixed precision if ``enabled``."""
-    linear = torch.nn.functional.linear
-    generator = torch.Generator().manual_seed(0)
-
-    def integers(limit: int, *shape: int) -> Tensor:
-        return torch.randint(-limit, limit + 1, shape, generator=generator).float().to(device)
-
-    inputs, targets = integers(8, 8, 4), integers(100, 8, 1)
-    params = [integers(2, 6, 4), integers(2, 6), integers(2, 1, 6), integers(2, 1)]
-    params = [param.requires_grad_() for param in params]
-    device_type = device.partition(":")[0]
-    scaler = amp_ext.GradScaler(device_type, init_scale=64.0, enabled=enabled)
-    # An optimizer of torch would import the compiler, and take a second.
-    optimizer = SimpleNamespace(param_groups=[{"params": params}], step=lambda: None)
-    with amp_ext.autocast(device_type, dtype=torch.float16, enabled=enabled):
-        hidden = linear(inputs, *params[:2]).relu()
-        outputs = linear(hidden, *params[2:])
-        loss = torch.nn.functional.mse_loss(outputs.float(), targets)
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    return [param.grad for param in params]
-
-
 def command(*arguments: str) -> object:
-    """Run the doctor or a command, and return the argument of sys.exit."""
-    parser = argparse.ArgumentParser(
-        prog="python -m amp_ext",
-        description="Print which backend runs each op here, and check every op. verify: verify "
-        "all GPU kernels again. tune SCRIPT: measure the matrix products of a script.",
-    )
-    parser.add_argument("command", nargs="?", choices=["verify", "tune"])
-    name = parser.parse_args(arguments[: 2 if arguments[:1] == ("verify",) else 1]).command
-    if name == "tune":
-        return importlib.import_module("amp_ext.tune").main(arguments[1:])
-    if name == "verify":
-        return importlib.import_module("amp_ext.verify").main()
+    """Run the doctor or :func:`amp_ext.tune`, and return the argument of sys.exit."""
+    if arguments[:1] == ("tune",) and len(arguments) > 1:
+        return importlib.import_module("amp_ext.tune").main(*arguments[1:])
+    if arguments:
+        return "usage: python -m amp_ext [tune SCRIPT [ARGUMENTS]]"
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
     return main()
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import os
@@ -14,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -305,25 +303,17 @@ def _device_seconds(trial: _C.Trial, backend: str, variant: int, calls: int) -> 
 # ---- the command -------------------------------------------------------------------------------
 
 
-def main(arguments: Sequence[str]) -> object:
-    """Run a script under :func:`tune`, and return the argument of sys.exit."""
-    parser = argparse.ArgumentParser(
-        prog="python -m amp_ext tune",
-        description="Measures which backend computes the matrix products of a script fastest. A "
-        "few steps are enough: Ctrl-C ends the script, and the measurement begins.",
-    )
-    parser.add_argument("--seconds", type=float, default=30.0, help="to measure (%(default)s)")
-    parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
-    options = parser.parse_args(arguments)
-    if not options.seconds > 0:
-        parser.error(f"--seconds must be positive, got {options.seconds}")
-    sys.argv = [str(options.script), *options.arguments]
-    sys.path[0] = str(options.script.resolve().parent)
+def main(script: str, *arguments: str) -> object:
+    """Run a script under :func:`tune`, and return the argument of sys.exit.
+
+    Ctrl-C ends the script, and the measurement begins.
+    """
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.realpath(script))
     status: object = 0
-    with tune(options.seconds):
+    with tune():
         try:
-            runpy.run_path(str(options.script), run_name="__main__")
+            runpy.run_path(script, run_name="__main__")
         except KeyboardInterrupt:
             print("amp_ext.tune: the script was stopped", file=sys.stderr)
         except SystemExit as end:

@@ -1,8 +1,8 @@
 """Compare a GPU's kernels with their references before the first use.
 
 The result is kept. A family is verified apart from the rest: an op on lists, or the products of one
-operand dtype by one kernel, by one backend on one kind of device. ``python -m amp_ext verify`` runs
-all.
+operand dtype by one kernel, by one backend on one kind of device. ``python -m amp_ext`` verifies
+all families again.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
             text = (
                 f"{kernels} did not pass their verification on {device} "
                 f"({_cache.device_name(device)}): {result.failure}; {instead}. Please report it as "
-                "an issue of amp_ext's repository, with the output of `python -m amp_ext verify`, "
-                "which also tries again."
+                "an issue of amp_ext's repository, with the output of `python -m amp_ext`, which "
+                "also tries again."
             )
         if text not in _warned:
             _warned.add(text)
@@ -269,23 +269,3 @@ def _copy(value: Any, device: torch.device) -> Any:
 def _memory(tensor: Tensor) -> Tensor:
     """Return the bytes of the memory that a tensor views."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-
-
-# ---- the command -------------------------------------------------------------------------------
-
-
-def main() -> int:
-    """Verify every family of the active backends; return 1 if one is wrong."""
-    wrong, backends = False, list(verified_backends())
-    for backend, device, families in backends:
-        print(f"\n{backend} on {device}, {_cache.device_name(device)}, driver {_cache.driver()}")
-        for family in families:
-            start = time.perf_counter()
-            result = verify_family(backend, family, device)
-            seconds = time.perf_counter() - start
-            words = "not verified: too little memory" if result is None else result.failure or "ok"
-            wrong |= words != "ok"
-            print(f"  {family:<13} {seconds * 1e3:6.0f} ms  {'FAIL  ' * (words != 'ok')}{words}")
-    if not backends:
-        print("\nnothing to verify: no GPU kernels are in use here")
-    return int(wrong)

@@ -71,8 +71,7 @@ class Stage:
 def stages(ledger: Path, dry: bool) -> list[Stage]:
     """Return the stages of a run or of its rehearsal, the most wanted of each group first."""
     made = [Stage("build", [PYTHON, "setup.py", "build", "--build-lib", LIBRARIES[dry]], 240)]
-    made.append(Stage("verify", [PYTHON, "-m", "amp_ext", "verify"], 60, "checks", TESTS))
-    made.append(Stage("doctor", [PYTHON, "-m", "amp_ext"], 60, "checks", TESTS))
+    made.append(Stage("doctor", [PYTHON, "-m", "amp_ext"], 120, "checks", TESTS))
     pytest = [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-p", "gpu_fault", "-m", "gpu"]
     pytest += ["-v", "--tb=short", "--maxfail=40", "--continue-on-collection-errors"]
     if importlib.util.find_spec("xdist"):

@@ -277,19 +277,6 @@ class KernelStep(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._kernel_step = None
-        for param, values in self.state.items():
-            if isinstance(values, dict):
-                self._convert_loaded(param, values)
-
-    def _convert_loaded(self, param: Any, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, _AsSaved):
-                values[name] = value.tensor
-                if isinstance(param, Tensor):
-                    dtype = torch.float32 if name == MASTER else self._moment_dtype(name, param)
-                    values[name] = value.tensor.to(device=param.device, dtype=dtype)
-        if not self._storage.master_weights:
-            values.pop(MASTER, None)  # it would be out of date after the next step
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of torch's or of this package's optimizer.
@@ -297,12 +284,30 @@ class KernelStep(Optimizer):
         Moments get the dtypes of this optimizer, and masters float32, from the saved values. The
         next step makes masters that are missing, or do not round to their parameters.
         """
-        # The last hook before torch casts state to the dtypes of parameters.
-        handle = self.register_load_state_dict_pre_hook(_keep_as_saved)
+        saved: dict[str, Any] = {}
+        # After the user's hooks on the way in, and before them on the way out.
+        handles = [
+            self.register_load_state_dict_pre_hook(lambda _, state: saved.update(state)),
+            self.register_load_state_dict_post_hook(lambda _: self._restore(saved), prepend=True),
+        ]
         try:
             super().load_state_dict(state_dict)
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """Replace the tensors that torch has cast to the dtypes of parameters."""
+        indices = (index for group in saved["param_groups"] for index in group["params"])
+        params = (param for group in self.param_groups for param in group["params"])
+        for index, param in zip(indices, params, strict=True):
+            state = self.state.get(param, {})
+            for name, value in saved["state"].get(index, {}).items():
+                if name in KEPT and isinstance(value, Tensor):
+                    dtype = torch.float32 if name == MASTER else self._moment_dtype(name, param)
+                    state[name] = value.to(param.device, dtype)
+            if not self._storage.master_weights:
+                state.pop(MASTER, None)  # it would be out of date after the next step
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state, without copies of parameters.
@@ -330,26 +335,6 @@ def _unwrapped(step: Any) -> Any:
         if module not in _WRAPPERS or not hasattr(step, "__wrapped__"):
             return step
         step = step.__wrapped__
-
-
-@dataclass
-class _AsSaved:
-    """Hide a tensor of a checkpoint from torch's casts."""
-
-    tensor: Tensor
-
-
-def _keep_as_saved(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    def kept(name: str, value: Any) -> Any:
-        return _AsSaved(value) if name in KEPT and isinstance(value, Tensor) else value
-
-    state = {
-        key: {name: kept(name, value) for name, value in values.items()}
-        if isinstance(values, dict)
-        else values
-        for key, values in state_dict["state"].items()
-    }
-    return {**state_dict, "state": state}
 
 
 def _is_dtensor(tensor: Tensor) -> bool:

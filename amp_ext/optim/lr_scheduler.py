@@ -62,9 +62,7 @@ class SkipAware:
         called, self._called = self._called, False
         if not called:
             return
-        optimizer = self.scheduler.optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
-        self._last = self._scaler._skip_of(optimizer)
+        self._last = self._scaler._skip_of(self.scheduler.optimizer)
         if self._exact:
             self._settle()
         if self._ahead:

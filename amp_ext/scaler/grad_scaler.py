@@ -4,7 +4,8 @@ scaler.step() checks gradients that no pass has checked, and hands the step over
 The hand-over depends on the optimizer:
 
 =========  =============================  ===================  =================================
-Handover   optimizers                     unscaled by          after an overflow
+Handover   optimizers                     unscaled by, unless  after an overflow
+                                          unscale_ has
 =========  =============================  ===================  =================================
 KERNELS    :mod:`amp_ext.optim`           optimizer.step()     optimizer.step() runs; its kernels
                                                                write nothing
@@ -17,16 +18,20 @@ HOST       all others, such as torch's    ``unscale_``,        optimizer.step() 
 
 HOST also serves optimizers of :mod:`amp_ext.optim` whose step is overridden, wrapped or hooked, or
 whose scaler overrides ``unscale_``, ``_unscale_grads_`` or ``_maybe_opt_step``: other code sees
-unscaled gradients.
+unscaled gradients. Wrappers of torch's LR schedulers do not count; global step hooks do. With
+FOUND_INF, wrappers and hooks see scaled gradients and run in skipped steps, as under torch's
+scaler.
 
 ``clip_grad_norm_`` leaves ``.grad`` scaled and unclipped for a step that unscales; after
 ``unscale_``, unscaled and unclipped. With HOST it leaves ``.grad`` unscaled and clipped. Clips of
-parameters, other norm types and tensor subclasses rewrite ``.grad`` at once, whoever steps.
+parameters, other norm types and tensor subclasses other than DTensor rewrite ``.grad`` at once,
+whoever steps. A step with FOUND_INF leaves ``.grad`` unscaled and clipped, one with KERNELS leaves
+it as it was.
 
 The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(). It also
 waits where users read: ``step_was_skipped``, ``get_scale``, ``get_skipped_steps``, ``state_dict``,
-``overflow_report`` and ``error_if_nonfinite``, and in pickling and ``load_state_dict``. It waits
-nowhere else.
+``overflow_report`` and ``error_if_nonfinite``, and in pickling and ``load_state_dict``. A process
+without gradients, among several, waits in each pass.
 """
 
 from __future__ import annotations
@@ -86,17 +91,18 @@ class GradScaler(ScalerState):
         allow_no_grads: accept an optimizer without any gradients; its step has no overflow.
         min_scale: a backoff stops here. None stands for the smallest normal float32, 2**-126.
         max_scale: a growth stops here. None stands for no limit.
-        hysteresis: the number of consecutive overflows before the scale backs off; each overflow
-            after them backs off again.
+        hysteresis: the scale backs off at this number of consecutive overflows, and at each one
+            after that. 1, as in torch, stands for every overflow.
         dynamic: False for a scale that only users move. With an ``init_scale`` of 1.0, such a
             scaler skips bfloat16 steps with an overflow, and writes no gradient.
         max_consecutive_skips: so many skipped steps in a row raise an error at the next read, such
             as ``step_was_skipped``; nothing waits for it.
-        skip_above_norm: skip steps with a larger norm from ``clip_grad_norm_``; the scale does not
-            back off. None stands for no limit.
+        skip_above_norm: skip steps with a larger norm from ``clip_grad_norm_``. For the scale they
+            are steps without an overflow. None stands for no limit.
         process_group: processes of ``torch.distributed`` that skip steps together although their
             parameters do not show it, as in pipelines; and the processes of FSDP1's parameters,
-            where None stands for all. DTensors and DDP need none.
+            where None stands for all. DTensors and DDP need none. An overflow in a shard reaches
+            all its shards first, and from each of them its ``process_group``.
 
     Raises:
         ValueError: ``min_scale`` is negative or infinite. ``max_scale`` is not positive, or is
@@ -157,7 +163,8 @@ class GradScaler(ScalerState):
     def unscale_(self, optimizer: Optimizer) -> None:
         """Unscale an optimizer's gradients, as ``torch.amp.GradScaler.unscale_`` does.
 
-        The pass also checks the gradients, whoever steps later. The host does not wait.
+        The pass also checks the gradients, whoever steps later. The host does not wait. After an
+        overflow gradients are written all the same, as by torch, and :meth:`step` skips.
         """
         if not self._enabled or self._scale is None:
             return super().unscale_(optimizer)
@@ -180,16 +187,16 @@ class GradScaler(ScalerState):
         """Unscale gradients and clip their norm, instead of :meth:`unscale_` or after it.
 
         One pass reads the gradients for the overflow check and the norm. A step that unscales by
-        itself clips too: until then ``.grad`` stays as it is. Call :meth:`unscale_` first to see
-        unscaled gradients. HOST rewrites ``.grad`` here, where unscaling and clipping change it.
+        itself clips too: ``.grad`` stays as it is until that step. Call :meth:`unscale_` first to
+        see unscaled gradients. With HOST, ``.grad`` is rewritten here.
 
         Gradients of parameters, such as ``model.parameters()``, are rewritten here, whoever steps
         them; each call takes one norm. :meth:`step` and :meth:`unscale_` of their optimizers
         unscale the gradients that are left, and skip after an overflow here.
 
         After an overflow gradients stay as they are, and :meth:`step` skips. The check sees float16
-        gradients unscaled in float32 and clipped. A ``grad_scale`` beyond float32 makes gradients
-        0.
+        gradients unscaled in float32 and clipped. If the scale divided by the factor of the clip is
+        beyond float32, a step with FOUND_INF makes the gradients 0.
 
         Args:
             optimizer_or_parameters: an optimizer, a tensor or an iterable of tensors. The norm is
@@ -203,8 +210,8 @@ class GradScaler(ScalerState):
         Returns:
             The norm of the unscaled gradients before clipping, a 0-dim float32 tensor on the
             scale's device; inf or NaN after an overflow. The step reads it: write to a clone only,
-            as in ``all_reduce``. A disabled scaler returns torch's norm, and so do gradients that
-            are tensor subclasses: a DTensor as a whole.
+            as in ``all_reduce``. Disabled scalers and tensor subclasses other than DTensor return
+            torch's norm.
 
         Raises:
             TypeError, AssertionError: neither an optimizer nor parameters.
@@ -256,7 +263,7 @@ class GradScaler(ScalerState):
         if isinstance(target, Parameters):
             state.record_unscaled()
         for sharer in state.sharers:
-            sharer.share([state])
+            sharer.take_flags([state])
         return norm
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
@@ -289,7 +296,7 @@ class GradScaler(ScalerState):
             }
             result = steps[state.handover](optimizer, state, *args, **kwargs)
             if isinstance(optimizer, KernelStep):
-                vars(optimizer).pop("grad_scale", None)  # a user's, for this step alone
+                vars(optimizer).pop("grad_scale", None)  # set by the user, for this step alone
             state["stage"] = OptState.STEPPED
             return result
         finally:
@@ -300,20 +307,21 @@ class GradScaler(ScalerState):
         """Move the scale, as ``torch.amp.GradScaler.update`` does, by this class's options.
 
         The host never waits. One launch moves the scale, counts a skipped step, and makes the flag
-        and the reciprocal of the scale ready for the next step.
+        and the reciprocal of the scale ready for the next step. ``new_scale``, ``skip_above_norm``
+        and ``max_consecutive_skips`` add launches.
         """
         if not self._enabled:
             return
         if self._scale is None:
             return super().update(new_scale)
         states, numbers = self._step_states(), self._step_numbers()
-        overflows = [flag for state in states.values() for flag in state.found_infs.values()]
-        is_launched = new_scale is None and bool(overflows)
+        flags = [flag for state in states.values() for flag in state.found_infs.values()]
+        is_launched = new_scale is None and bool(flags)
         if is_launched:
             numbers.update(
                 self._scale,
                 self._growth_tracker,
-                overflows,
+                flags,
                 self._growth_factor if self._dynamic else 1.0,
                 self._backoff_factor if self._dynamic else 1.0,
                 self._growth_interval,
@@ -385,7 +393,7 @@ class GradScaler(ScalerState):
             rest_state.record_unscaled()
             state.sharers += (rest_state,)
         state["stage"] = OptState.UNSCALED
-        state.share(state.sharers)
+        state.take_flags(state.sharers)
         return True
 
     def _limit_norm(self, norm: Tensor, state: StepState, reduction: Reduction | None) -> None:
@@ -396,7 +404,7 @@ class GradScaler(ScalerState):
         if state.above_limit is not None:  # of an earlier clip of parameters
             above = torch.maximum(above, state.above_limit)
         if reduction is not None:
-            reduction.share(above)
+            reduction.spread(above)
         state.above_limit = above
 
     def _reduction(self, target: Optimizer | Parameters) -> Reduction | None:
@@ -406,20 +414,20 @@ class GradScaler(ScalerState):
 
     @property
     def _is_overridden(self) -> bool:
-        """Return whether a subclass or the user has replaced a method that sees gradients."""
+        """Return whether a subclass or an attribute replaces a method that sees gradients."""
         return any(
             getattr(getattr(self, name), "__func__", None) is not getattr(GradScaler, name)
             for name in ("unscale_", "_unscale_grads_", "_maybe_opt_step")
         )
 
     def _handover(self, target: Optimizer | Parameters) -> Handover:
-        """Return the hand-over to a target's step; HOST for overridden methods."""
+        """Return the hand-over to a target's step. Overridden methods turn KERNELS into HOST."""
         if isinstance(target, KernelStep) and self._is_overridden:
             return Handover.HOST
         return handover_of(target)
 
     def _choose_handover(self, optimizer: Optimizer, state: StepState) -> None:
-        """Set the hand-over, unless clip_grad_norm_ has left work to a step."""
+        """Set the hand-over, or keep that of a clip, whose step and norm must be as they were."""
         if state.norm is None:
             state.handover = self._handover(optimizer)
         elif isinstance(optimizer, KernelStep) and optimizer._is_observed:
@@ -436,9 +444,10 @@ class GradScaler(ScalerState):
             return
         if self._allow_no_grads:
             state.found_infs[self._scale.device] = combined([], self._scale.device)
-        elif state.handover is not Handover.FOUND_INF or any(
-            param.grad is not None for param in params_of(optimizer)
-        ):  # torch's fused step without any gradients does nothing
+            return
+        # torch's fused step without any gradients does nothing, and needs no check.
+        has_grads = any(param.grad is not None for param in params_of(optimizer))
+        if has_grads or state.handover is not Handover.FOUND_INF:
             raise AssertionError(_NO_CHECKS)
 
     def _step_with_scalars(
@@ -487,7 +496,7 @@ class GradScaler(ScalerState):
         return None if optimizer_state.skipped else optimizer.step(*args, **kwargs)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
-        """Check the gradients. Steps with kernels do not write them."""
+        """Check the gradients: all but KERNELS write them later, and refuse float16."""
         self._check_scale_growth_tracker("_check_inf_per_device")
         state = self._state_of(optimizer)
         self._unscale_rest(optimizer, state)

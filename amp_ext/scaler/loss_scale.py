@@ -87,18 +87,18 @@ class LossScale:
             self.found_inf.zero_()
             self.sync(scale)
         self._is_flag_taken = False
-        overflows, above_limit, device = [], [], self.scale.device
+        overflow_flags, limit_flags, device = [], [], self.scale.device
         for state in states:
             for place, flag in state.found_infs.items():
                 if flag is self.found_inf:
                     state.found_infs[place] = self.last_found_inf
-            overflows += state.found_infs.values()
-            above_limit += [] if state.above_limit is None else [state.above_limit]
-        flags = [*overflows, *above_limit]
-        if above_limit or not is_launched:
-            counted = combined(overflows, device) if is_launched else 0
+            overflow_flags += state.found_infs.values()
+            limit_flags += [] if state.above_limit is None else [state.above_limit]
+        flags = [*overflow_flags, *limit_flags]
+        if limit_flags or not is_launched:
+            counted = combined(overflow_flags, device) if is_launched else 0
             self.skipped_steps += (combined(flags, device) - counted).long()
-        if self.consecutive_skips is not None and overflows:
+        if self.consecutive_skips is not None and overflow_flags:
             self.consecutive_skips.add_(1).mul_(combined(flags, device) != 0)
 
 

@@ -21,12 +21,13 @@ Groups = tuple[Any, ...]
 class Reduction:
     """Reduce the flags and norms of one pass over processes.
 
-    The processes have parts of the gradients. There is one all_reduce for each set of processes.
-    The host waits for a GPU only where this process has no gradients.
+    The processes have parts of the gradients. There is one all_reduce for each set of processes, or
+    for each dimension of a mesh that leaves out processes. The scaler's group comes last, with what
+    the other sets have found. The host waits for a GPU only where this process has no gradients.
 
     Args:
         scale: the scale, on the device of the reduction.
-        process_group: the scaler's group. Every reduction includes it.
+        process_group: the scaler's group.
         optimizer: the optimizer of the gradients.
     """
 
@@ -64,48 +65,46 @@ class Reduction:
         zero = torch.zeros((), dtype=torch.float64, device=self._scale.device)
         found = functools.reduce(torch.maximum, self._moved(found_infs.values()), zero)
         squares = [sum((norm.square() for norm in self._moved(here)), zero) for here in norms or ()]
-        packed = [
-            torch.stack([found, zero + len(found_infs), *(squares[i] for i in indices if squares)])
-            for _, indices in sets
-        ]
-        for numbers, (groups, _) in zip(packed, sets, strict=True):
+        count = zero + len(found_infs)
+        for groups, indices in sets:
+            indices = indices if squares else []
+            numbers = torch.stack([found, count, *(squares[i] for i in indices)])
             for group in groups:
                 distributed.all_reduce(numbers, group=group)
-
-        sums = torch.stack([numbers[:2] for numbers in packed]).sum(0)
-        overflow = sums[0] > 0
+            found, count, *sums = numbers
+            for i, total in zip(indices, sums, strict=True):
+                squares[i] = total / _replicas(shardings[i])
+        overflow = found > 0
         norm = None
         if norms is not None:
-            for numbers, (_, indices) in zip(packed, sets, strict=True):
-                for number, i in zip(numbers[2:], indices, strict=True):
-                    squares[i] = number / _replicas(shardings[i])
             norm = sum(squares, zero).sqrt().float()
             overflow = overflow | ~norm.isfinite()
         for flag in found_infs.values():
             flag.copy_(overflow)
-        if not found_infs and sums[1] > 0:
+        if not found_infs and count > 0:
             found_infs[self._scale.device] = overflow.float()
         return norm
 
-    def share(self, flag: Tensor) -> None:
-        """Set a flag that another process of the last call has set."""
+    def spread(self, flag: Tensor) -> None:
+        """Set the flag if any process of the last call has set it, by its all_reduces again."""
         self({flag.device: flag}, self._shardings, None)
 
     def _sets(self) -> list[tuple[Groups, list[int]]]:
         """Return the sets of processes, each with the indices of its shardings."""
         sets: dict[Any, tuple[Groups, list[int]]] = {}
 
-        def add(groups: Groups) -> list[int]:
+        def add(groups: Groups, *indices: int) -> None:
             # Meshes may have other groups of the same processes.
             processes = tuple(frozenset(distributed.get_process_group_ranks(g)) for g in groups)
-            return sets.setdefault(processes, (groups, []))[1]
+            groups, others = sets.pop(processes, (groups, []))
+            sets[processes] = groups, [*others, *indices]
 
+        for index, sharding in enumerate(self._shardings):
+            if groups := self._groups_of(sharding):
+                add(groups, index)
         group = self._process_group
         if group is not None and distributed.get_rank(group) >= 0:
             add((group,))
-        for index, sharding in enumerate(self._shardings):
-            if groups := self._groups_of(sharding):
-                add(groups).append(index)
         return list(sets.values())
 
     def _groups_of(self, sharding: Sharding) -> Groups:

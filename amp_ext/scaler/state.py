@@ -95,7 +95,7 @@ class ScalerState(TorchsScaler):
         )
 
     def _skip_of(self, optimizer: Optimizer) -> Arriving | None:
-        """Return an optimizer's flag of the last step; None if the host decided."""
+        """Return an optimizer's flag of the last step for SkipAware; None if the host decided."""
         state = self._last_states.get(id(optimizer))
         if state is None or state.skipped is not None or not (flags := state.skip_flags()):
             return None

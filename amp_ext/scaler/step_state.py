@@ -25,11 +25,12 @@ class StepState(dict[str, Any]):
     Attributes:
         target: returns the target of the state; None for a target that is gone or unknown.
         is_clipped: whether clip_grad_norm_ has been called.
-        handover: the hand-over to the step; None until clip_grad_norm_ or step() has chosen it.
+        handover: the hand-over to the step; None until step(), or a clip that is left to the step,
+            has chosen it.
         norm, max_norm: the norm of the unscaled gradients and its limit, if clip_grad_norm_ has
             left clipping to the step.
         leaves_unscaling: whether clip_grad_norm_ has left unscaling to that step too.
-        above_limit: 1.0 if the norm is above ``skip_above_norm``, else 0.0; None without a norm.
+        above_limit: 1.0 if the norm is above ``skip_above_norm``, else 0.0; None without both.
         skipped: whether the host has skipped the step; None if the host did not decide.
         sharers: the states of targets that had unscaled some of the same gradients before.
         unscaled_grads: the gradients that a clip of parameters has unscaled, by the parameters' id.
@@ -104,7 +105,7 @@ class StepState(dict[str, Any]):
         self.sharers = tuple(sharers)
         return list((left or {}).values())
 
-    def share(self, states: Iterable[StepState]) -> None:
+    def take_flags(self, states: Iterable[StepState]) -> None:
         """Take over the flags of other states: all of their steps are skipped together."""
         for state in states:
             for device, flag in state.found_infs.items():

@@ -73,7 +73,7 @@ def rate(record: Record, unit: str) -> str:
 
 def three_digits(value: float) -> str:
     """Write three digits, and all digits before the point: 0.0123, 1.20, 57.4, 2,955."""
-    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:,.0f}"
 
 
 def microseconds(us: float | None) -> str:

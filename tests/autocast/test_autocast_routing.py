@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,30 +61,6 @@ def test_routed(form: Form, dtype: torch.dtype) -> None:
         assert_within(result.detach(), *expected)
 
 
-COMPOSED: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
-    "einsum of three": (2, lambda a: torch.einsum("ij,jk,kl->il", a, a, a)),
-    "tensordot": (1, lambda a: torch.tensordot(a, a, 1)),
-    "inner": (1, lambda a: torch.inner(a, a)),
-    "chain_matmul": (2, lambda a: torch.chain_matmul(a, a, a)),
-    "multi_dot": (2, lambda a: torch.linalg.multi_dot([a, a, a])),
-    "matrix_power": (2, lambda a: torch.linalg.matrix_power(a, 4)),
-}
-
-
-@pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated:UserWarning")
-@every_dtype
-@pytest.mark.parametrize(("count", "run"), COMPOSED.values(), ids=COMPOSED)
-def test_composed_of_routed(
-    count: int, run: Callable[[Tensor], Tensor], dtype: torch.dtype
-) -> None:
-    """Ops composed of routed products are exact on small whole numbers."""
-    whole = torch.randint(-2, 3, (4, 4)).float()
-    with amp_ext.autocast("cpu", dtype=dtype), Seen() as seen:
-        result = run(whole)
-    assert (seen.gemms, seen.torchs) == (count, 0), seen.ops
-    assert_same(result, run(whole).to(dtype))
-
-
 def used_strides(tensor: Tensor) -> list[int]:
     """The strides of dimensions of more than one element."""
     return [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
@@ -93,18 +68,17 @@ def used_strides(tensor: Tensor) -> list[int]:
 
 Call = Callable[[Callable[..., Tensor]], Tensor]
 
-# `t(*shape)` makes a tensor of the dtype under test.
+# `t(*shape)` makes a tensor of the dtype under test. The first ones stand for torch's other kinds
+# of ops: in FP32, in the widest dtype of the arguments, refused, and of lower precision.
 NOT_ROUTED: dict[str, Call] = {
-    "1-D @ 1-D": lambda t: t(4) @ t(4),
-    "mv": lambda t: t(3, 4).mv(t(4)),
-    "dot": lambda t: t(4).dot(t(4)),
-    "addmv": lambda t: torch.addmv(t(3), t(3, 4), t(4)),
+    "softmax": lambda t: t(3, 4).softmax(-1),
+    "mse_loss": lambda t: F.mse_loss(t(3), t(3)),
+    "cat": lambda t: torch.cat([t(2, 3), torch.ones(2, 3)]),
+    "binary_cross_entropy": lambda t: F.binary_cross_entropy(t(3).sigmoid(), t(3).sigmoid()),
     "addbmm": lambda t: torch.addbmm(t(3, 5), t(2, 3, 4), t(2, 4, 5)),
+    "1-D @ 1-D": lambda t: t(4) @ t(4),
     "out=": lambda t: torch.mm(t(3, 4), t(4, 5), out=t(3, 5)),
     "addmm_": lambda t: t(3, 5).addmm_(t(3, 4), t(4, 5)),
-    "conv1d": lambda t: F.conv1d(t(2, 4, 6), t(5, 4, 1)),
-    "conv3d": lambda t: F.conv3d(t(2, 4, 2, 3, 3), t(5, 4, 1, 1, 1)),
-    "conv_transpose2d": lambda t: F.conv_transpose2d(t(2, 4, 3, 3), t(4, 5, 1, 1)),
     "conv2d 3x3": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 3, 3)),
     "conv2d 1x3": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 1, 3)),
     "conv2d 3x3, same": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 3, 3), padding="same"),
@@ -116,9 +90,6 @@ NOT_ROUTED: dict[str, Call] = {
     "conv2d, padding 1": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 1, 1), padding=1),
     "conv2d, padding 0 and 1": lambda t: F.conv2d(t(2, 4, 6, 6), t(5, 4, 1, 1), padding=(0, 1)),
     "conv2d, 2 groups": lambda t: F.conv2d(t(2, 4, 6, 6), t(6, 2, 1, 1), groups=2),
-    "conv2d, depthwise": lambda t: F.conv2d(t(2, 4, 6, 6), t(4, 1, 1, 1), groups=4),
-    "einsum ii->i": lambda t: torch.einsum("ii->i", t(4, 4)),
-    "softmax": lambda t: t(3, 4).softmax(-1),
 }
 
 
@@ -166,14 +137,6 @@ PRODUCTS: dict[str, Call] = {
 }
 every_product = pytest.mark.parametrize("call", PRODUCTS.values(), ids=PRODUCTS)
 OTHER_DTYPES = (torch.float64, torch.complex64, torch.int64, torch.bool)
-
-
-@every_product
-def test_other_dtypes_are_torchs(call: Call) -> None:
-    for dtype, other in itertools.product(LOW, OTHER_DTYPES):
-        (theirs, ours), seen = outcomes(call, (dtype, other))
-        assert seen.gemms == 0
-        assert_same_outcome(ours, theirs)
 
 
 @pytest.mark.parametrize("odd", range(3))
@@ -235,15 +198,10 @@ def test_shapes_that_do_not_fit_are_torchs_errors(call: Call) -> None:
 
 
 EMPTY: dict[str, Call] = {
-    "linear": lambda t: F.linear(t(0, 4), t(5, 4), t(5)),
     "linear, k = 0": lambda t: F.linear(t(3, 0), t(5, 0), t(5)),
-    "mm": lambda t: t(3, 4).mm(t(4, 0)),
     "mm, k = 0": lambda t: t(3, 0).mm(t(0, 5)),
-    "matmul": lambda t: t(0, 3, 4) @ t(4, 5),
     "bmm": lambda t: t(0, 3, 4).bmm(t(0, 4, 5)),
-    "bmm, k = 0": lambda t: t(2, 3, 0).bmm(t(2, 0, 5)),
     "addmm, k = 0": lambda t: torch.addmm(t(5), t(3, 0), t(0, 5), beta=0.5),
-    "baddbmm, k = 0": lambda t: torch.baddbmm(t(5), t(2, 3, 0), t(2, 0, 5)),
     "conv2d": lambda t: F.conv2d(t(0, 4, 3, 3), t(5, 4, 1, 1)),
 }
 
@@ -254,15 +212,6 @@ def test_empty(call: Call) -> None:
     for dtype in LOW:
         (theirs, ours), _ = outcomes(call, (dtype, dtype))
         assert_same_outcome(ours, theirs)
-
-
-@pytest.mark.parametrize("addend", [torch.nan, torch.inf], ids=str)
-@pytest.mark.parametrize("name", ["addmm, beta = 0", "baddbmm"])
-def test_an_addend_times_zero_is_not_read(name: str, addend: float) -> None:
-    form = FORMS[name]
-    *operands, addend_tensor = form.tensors([FP32], FP32)
-    with amp_ext.autocast("cpu", dtype=FP16):
-        assert form.run(*operands, addend_tensor.fill_(addend), beta=0).isfinite().all()
 
 
 # 1 + 2**-12 is 1 in fp16. With 1.5 * 2**-12 added to it, the sum is nearer to 1 + 2**-10 than to 1.

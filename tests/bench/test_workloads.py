@@ -15,7 +15,7 @@ pytest.importorskip("tqdm", reason="workloads show their progress with tqdm: pip
 AMPS = {"none": "FP32", "torch": "torch.amp FP16", "amp_ext": "amp_ext FP16"}
 FIGURES = re.compile(
     r"(?P<name>.+), (?P<amp>FP32|torch\.amp FP16|amp_ext FP16), cpu: (?P<steps>\d+) steps, "
-    r"(?P<ms>[\d.]+) ms a step \(median\), loss (?P<loss>[\d.]+|nan|inf), "
+    r"(?P<ms>[\d.,]+) ms a step \(median\), loss (?P<loss>[\d.]+|nan|inf), "
     r"(accuracy (?P<accuracy>[\d.]+)% of (?P<tested>\d+), )?"
     r"(?P<skipped>\d+) skipped, scale (?P<scale>[\d.]+)"
 )
@@ -37,10 +37,17 @@ def run(capsys, name: str, amp: str, *options: object) -> tuple[list[str], dict[
     *lines, last = capsys.readouterr().out.splitlines()
     read = FIGURES.fullmatch(last).groupdict()
     assert read["amp"] == AMPS[amp]
-    assert float(read["ms"]) > 0
+    assert float(read["ms"].replace(",", "")) > 0
     scale = 1.0 if amp == "none" else 65536.0 / 2 ** int(read["skipped"])
     assert float(read["scale"]) == scale, "nothing can have grown in so few steps"
     return lines, read
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.01234, "0.0123"), (999.4, "999"), (999.7, "1,000"), (12345.6, "12,346")]
+)
+def test_three_digits_have_no_exponent(value: float, text: str) -> None:
+    assert importlib.import_module("workloads.common").three_digits(value) == text
 
 
 @pytest.mark.parametrize("amp", AMPS)

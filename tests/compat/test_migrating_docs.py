@@ -6,7 +6,7 @@ import copy
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,9 @@ def test_both_languages_have_the_same_rows() -> None:
 
 
 @pytest.fixture(autouse=True)
-def as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def as_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apex", amp_ext.compat.apex)  # as amp_ext.apex.install() does
     monkeypatch.setattr(amp_ext.compat.apex.amp._State, "options", None)
-    yield
-    amp_ext.compat.keras.set_global_policy("float32")
 
 
 def a_program() -> Space:
@@ -98,7 +96,7 @@ def dtype_said(line: str) -> torch.dtype | None:
 
 
 def steps(line: str) -> bool:
-    calls = "scaler.step(", "optimizer.step(", "minimize(", "optimizer.apply"
+    calls = "scaler.step(", "optimizer.step("
     return any(call in line for call in calls)
 
 
@@ -118,18 +116,10 @@ def check_effect(line: str, space: Space, before: list[Any], types: list[torch.d
         r"backward\(\)": lambda: all(p.grad.isfinite().all() for p in space["model"].parameters()),
         r"clip_grad_norm_": lambda: space["norm"].item() > 0,
         r"state_dict": lambda: space["state"]["scale"] == space["scaler"].get_scale(),
-        r"policy\(\"mixed": lambda: amp_ext.compat.keras.global_policy().name == "mixed_float16",
-        r"compute_dtype": lambda: space["dtypes"] == ("float16", "float32"),
         r"apply_policy": lambda: any(
             hasattr(module, "dtype_policy") for module in space["model"].modules()
         ),
-        r"LossScaleOptimizer\(": lambda: space["optimizer"].dynamic_scale == 1024.0,
         r"^loss = loss_fn\(": lambda: space["loss"].isfinite() and LOW[0] in types,
-        r"^scaled_loss = ": lambda: (
-            space["scaled_loss"].item() == pytest.approx(1024.0 * space["loss"].item())
-        ),
-        r"^variables = ": lambda: len(space["variables"]) == 6,
-        r"^grads = ": lambda: all(grad.isfinite().all() for grad in space["grads"]),
         r"\"lr\"\] = ": lambda: space["optimizer"].param_groups[0]["lr"] == 0.01,
         r"unscale_|overflow_report": lambda: not space["scaler"].overflow_report().overflow,
         r"update\(\)": lambda: space["scaler"].get_skipped_steps() == 0,

@@ -21,14 +21,8 @@ from torch import Tensor, distributed, nn
 import amp_ext
 from ranks import DEVICE, Cases, needs_gloo, run
 
-CASES_OF_2, CASES_OF_4 = Cases(lambda *_: ()), Cases(lambda *_: ())
+CASES = Cases(lambda *_: ())  # for four ranks
 LR, SCALE = 2.0**-5, 8.0
-
-
-def case(function: Callable[..., None], *args: Any) -> Callable[..., None]:
-    """Add a case for two ranks and one for four."""
-    CASES_OF_2.add(function, *args)
-    return CASES_OF_4.add(function, *args)
 
 
 def integers(*shape: int) -> Tensor:
@@ -132,9 +126,7 @@ WRAPPERS = {
     "fsdp1_orig_params": functools.partial(fsdp1, True),
     "fsdp1_offload": functools.partial(fsdp1, True, offload=True),
     "fsdp2": fsdp2,
-    "fsdp2_no_reshard": functools.partial(fsdp2, reshard_after_forward=False),
     "fsdp2_float16": functools.partial(fsdp2_in, torch.float16),
-    "fsdp2_bfloat16": functools.partial(fsdp2_in, torch.bfloat16),
     "hsdp": hsdp,
     "tensor_parallel": tensor_parallel,
 }
@@ -263,8 +255,7 @@ for wrapper in WRAPPERS:
     if wrapper in ("fsdp2", "tensor_parallel"):
         programs += [(adamw, "step"), (adamw, "clip")]
     for program in programs:
-        add = CASES_OF_4.add if wrapper in ("hsdp", "tensor_parallel") else case
-        add(trains_as_one, wrapper, *program)
+        CASES.add(trains_as_one, wrapper, *program)
 
 
 # ---- lists of gradients --------------------------------------------------------------------------
@@ -293,7 +284,7 @@ def found(optimizer: torch.optim.Optimizer) -> tuple[list[float], int]:
     return [float(norm) * SCALE, scaler.step_was_skipped], count
 
 
-@CASES_OF_4.add
+@CASES.add
 def mixed_list() -> None:
     """A list of DTensors with several meshes and placements, uneven and empty shards, and plain
     tensors takes one launch each and one reduction, and counts each element once.
@@ -330,7 +321,7 @@ def mixed_list() -> None:
     assert norm == pytest.approx(2 * float(wholes[5].norm()), rel=2**-22)
 
 
-@CASES_OF_4.add
+@CASES.add
 def experts() -> None:
     """Each pair of processes has its own experts with norms of their own, and all processes skip
     together.
@@ -349,7 +340,7 @@ def experts() -> None:
     assert found(with_grads(grads, grads))[0][1]
 
 
-@case
+@CASES.add
 def rank_without_gradients() -> None:
     """A rank without gradients takes part in the reduction.
 
@@ -371,7 +362,7 @@ def rank_without_gradients() -> None:
         scaler.step(optimizer)
 
 
-@case
+@CASES.add
 def process_group() -> None:
     """With process_group=, parameters without visible sharding skip together.
 
@@ -410,7 +401,7 @@ def process_group() -> None:
         assert (scaler.step_was_skipped, scaler.get_scale()) == (skips, SCALE)
 
 
-@case
+@CASES.add
 def gradients_dropped_meanwhile() -> None:
     """Gradients dropped by another thread during the reduction do not disturb the write."""
     from torch.distributed.tensor import Shard
@@ -436,7 +427,7 @@ def gradients_dropped_meanwhile() -> None:
     torch.testing.assert_close(part, torch.full_like(part, 2 / expected))
 
 
-@case
+@CASES.add
 def sum_over_processes() -> None:
     """torch's scaler unscales a parameter that is a sum over processes, and its gradient."""
     from torch.distributed.tensor import DTensor, Partial
@@ -450,7 +441,7 @@ def sum_over_processes() -> None:
     assert torch.equal(param.grad.to_local(), torch.ones(4, device=DEVICE))
 
 
-@case
+@CASES.add
 def fsdp1_without_shards() -> None:
     """The clip of FSDP1 without shards is refused before anything is written."""
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
@@ -476,17 +467,12 @@ def fsdp1_without_shards() -> None:
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, str]]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    return {world: run(__name__, world, folder, f"CASES_OF_{world}") for world in (2, 4)}
+def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    return run(__name__, 4, tmp_path_factory.mktemp("ranks"))
 
 
 @needs_gloo
 @pytest.mark.parametrize("device", [DEVICE])
-@pytest.mark.parametrize(
-    ("world", "name"), [*((2, name) for name in CASES_OF_2), *((4, name) for name in CASES_OF_4)]
-)
-def test_on_ranks(
-    world: int, name: str, device: str, errors: dict[int, list[dict[str, str]]]
-) -> None:
-    assert [of_rank.get(name) for of_rank in errors[world]] == [None] * world
+@pytest.mark.parametrize("name", CASES)
+def test_on_ranks(name: str, device: str, errors: list[dict[str, str]]) -> None:
+    assert [of_rank.get(name) for of_rank in errors] == [None] * 4

@@ -79,12 +79,9 @@ def test_one_long_side(executor: Executor, sizes: tuple[int, int, int]) -> None:
 
 
 @every_executor
-@pytest.mark.parametrize("dtypes", [(FP16, FP16), (BF16, FP32)], ids=str)
-def test_long_in_every_direction(
-    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
-) -> None:
-    a = integers((1100, 1200), dtypes[0], executor.device)
-    b = integers((1050, 1200), dtypes[1], executor.device)
+def test_long_in_every_direction(executor: Executor) -> None:
+    a = integers((1100, 1200), FP16, executor.device)
+    b = integers((1050, 1200), FP16, executor.device)
     actual = gemm(executor, a, b, trans_b=True, out_dtype=FP32)
     assert_equal(actual, a.double() @ b.double().mT)
 

@@ -92,8 +92,6 @@ def test_never_passes_through_fp16(executor: Executor) -> None:
     c = torch.ones(1, 1, device=executor.device)
     executor.ops.gemm_accumulate_(c, a, a.mT)
     assert c.item() == 8 * 65_536.0 + 1
-    executor.ops.gemm_accumulate_(c, a, a.mT, alpha=-1.0)
-    assert c.item() == 1.0
 
 
 @every_executor
@@ -122,12 +120,9 @@ def test_tensors_that_require_gradients(executor: Executor, name: str) -> None:
 
 BAD_C = {
     "dtype": (lambda c: c.half(), r"c must be a float tensor, got Half"),
-    "sparse": (lambda c: c.to_sparse(), r"c must be a strided tensor"),
     "device": (lambda c: c.to("meta"), r"same device.*c is on meta"),
     "broadcast": (lambda c: c[:1], r"c must have the shape.*\[2, 3, 5\].*\[1, 3, 5\]"),
     "columns": (lambda c: c.mT.contiguous().mT, r"row-major.*strides \[15, 1, 3\]"),
-    "holes": (lambda c: c.new_zeros(2, 3, 10)[..., ::2], r"row-major.*strides \[30, 10, 2\]"),
-    "expanded": (lambda c: c[:, :1].expand(2, 3, 5), r"row-major.*\[15, 0, 1\]"),
     "expanded-batch": (lambda c: c[:1].expand(2, 3, 5), r"row-major.*\[0, 5, 1\]"),
     "overlapping-rows": (
         lambda c: c.new_zeros(40).as_strided((2, 3, 5), (15, 4, 1)),

@@ -1,4 +1,4 @@
-"""Test numerics of amp_ext::gemm: overflow, rounding, subnormals, infinities, NaNs, aliases."""
+"""Test numerics of amp_ext::gemm: overflow, rounding, infinities, aliases, repeated runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from cases import FLOATS, assert_equal, integers, stored
-from executors import Executor, against_oracle, every_gemm_executor
+from amp_ext import ops
+from cases import FLOATS, assert_all_same, assert_equal, integers, normal, stored
+from executors import Executor, against_oracle, every_gemm_executor, gemm_against_oracle
 from gemm_cases import every_kind
 
 FP16, BF16, FP32, FP64 = FLOATS
@@ -59,7 +61,7 @@ def test_nan_times_a_factor_of_zero(
     bad_b[1, 1], bad_c[0, 1] = math.inf, math.inf
     times_inf = math.inf if dtype == FP64 and factor else math.nan
 
-    def row(value: float) -> torch.Tensor:
+    def row(value: float) -> Tensor:
         return torch.tensor([[math.nan, times_inf] + (k - 2) * [value]], dtype=FP64)
 
     assert_equal(executor.ops.gemm(a, bad_b, alpha=factor), row(k * factor if dtype == FP64 else 0))
@@ -139,16 +141,6 @@ def test_fp16_subnormals_are_kept(executor: Executor) -> None:
 
 
 @every_gemm_executor
-@pytest.mark.parametrize("name", ["c", "bias"])
-@pytest.mark.parametrize("value", [1 + 2.0**-20, 100_000.0, 2.0**-40])
-def test_addends_are_not_rounded_to_fp16(executor: Executor, name: str, value: float) -> None:
-    a = torch.zeros(1, 3, device=executor.device).half()
-    addend = torch.full((1,), value, device=executor.device)
-    actual = executor.ops.gemm(a, a.mT, out_dtype=FP32, **{name: addend})
-    assert actual.item() == torch.tensor(value).item()
-
-
-@every_gemm_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_overlapping_and_scattered_operands(executor: Executor, dtype: torch.dtype) -> None:
     """Operands may overlap: sliding windows, one repeated element, reversed order of strides."""
@@ -162,3 +154,24 @@ def test_overlapping_and_scattered_operands(executor: Executor, dtype: torch.dty
         (scattered.mT, same[:20]),
     ):
         assert_equal(executor.ops.gemm(a, b), a.double() @ b.double())
+
+
+@gemm_against_oracle
+@every_kind
+def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """Results and gradients of 6 runs have the same bits, also within an autocast region."""
+    a = normal((2, 130, 600), dtypes[0], executor.device).requires_grad_()
+    b = normal((257, 600), dtypes[1], executor.device).requires_grad_()
+    start, aux = (normal((2, 130, 257), dtype, executor.device) for dtype in (FP32, FP16))
+
+    def results() -> list[Tensor]:
+        out, c = ops.gemm(a, b, trans_b=True, out_dtype=FP32), start.clone()
+        with torch.no_grad():
+            ops.gemm_accumulate_(c, a, b, trans_b=True)
+            y, sums = ops.gemm_times_derivative(a, b, aux, trans_b=True, activation="gelu")
+        return [out, c, y, sums, *torch.autograd.grad(out, [a, b], start)]
+
+    first = results()
+    for run in executor.some(range(6), 2):
+        with torch.autocast(executor.device.type, dtype=BF16, enabled=run % 2 == 1):
+            assert_all_same(results(), first)

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_ext
 from amp_ext.nn import MLP, GatedMLP, Linear, LinearActivation
+from autocast_cases import Seen
 from cases import assert_all_same, assert_same, normal
 from executors import Executor, against_oracle
 
 FP16, FP32 = torch.float16, torch.float32
-
-
-class Seen(TorchDispatchMode):
-    """Record the names of amp_ext's ops."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "amp_ext":
-            self.names.append(func.name().removeprefix("amp_ext::"))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -73,14 +58,6 @@ def test_no_activation() -> None:
     assert_same(layer(x), plain(x))
     for make in (LinearActivation, MLP, GatedMLP):
         assert make(7, 6, activation=None).activation == "none"
-
-
-@pytest.mark.parametrize("make", [LinearActivation, MLP, GatedMLP])
-def test_copies_and_pickles(make: type[nn.Module]) -> None:
-    """Copies and pickles compute the same."""
-    layer, x = make(7, 6), torch.randn(3, 7)
-    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert_same(twin(x), layer(x))
 
 
 def composed(block: nn.Module, x: Tensor) -> Tensor:

@@ -192,13 +192,12 @@ def test_forward_of_the_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None
     assert_same(mlp(x), F.gelu(x @ mlp.fc1.weight.mT) @ mlp.fc2.weight.mT)
 
 
-@every_layer
 @pytest.mark.parametrize("change", ["forward hook", "forward", "class", "parametrization"])
-def test_changed_layer_compiles(change: str, name: str) -> None:
+def test_changed_layer_compiles(change: str) -> None:
     """A layer that is called compiles in one graph."""
     torch._dynamo.reset()
-    block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
-    CHANGES[change](getattr(block, name))
+    block, x = MLP(7, 6, 4), torch.randn(3, 7)
+    CHANGES[change](block.fc1)
     program = torch.compile(block, fullgraph=True, backend="aot_eager")
     assert_same(program(x), called(block, x))
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from amp_ext import ops
+from autocast_cases import Seen
 from cases import (
     ACTIVATIONS,
     FLOATS,
@@ -57,19 +57,6 @@ def composed(leaves: dict[str, Tensor], activation: str) -> Tensor:
     return F.linear(hidden * F.linear(x, *first[2:]) if first[2:] else hidden, weight, bias)
 
 
-class Seen(TorchDispatchMode):
-    """Record the names of amp_ext's ops."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "amp_ext":
-            self.names.append(func.name().removeprefix("amp_ext::"))
-        return func(*args, **(kwargs or {}))
-
-
 @every_executor
 @every_op
 @every_activation
@@ -79,21 +66,6 @@ def test_derivatives(executor: Executor, op: str, activation: str) -> None:
     run = getattr(executor.ops, op)
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
         assert check(lambda *t: run(*t, activation=activation), (*leaves.values(),))
-
-
-@against_oracle
-@every_activation
-def test_derivatives_of_gemm(executor: Executor, activation: str) -> None:
-    """Derivatives of gemm with every argument equal finite differences."""
-    shapes = {"a": (2, 3, 4), "b": (5, 4), "c": (3, 1), "bias": (5,)}
-    leaves = {n: normal(s, FP64, executor.device).requires_grad_() for n, s in shapes.items()}
-    options = {"trans_b": True, "alpha": 0.5, "beta": -2.0, "activation": activation}
-
-    def run(*tensors: Tensor) -> Tensor:
-        return ops.gemm(**dict(zip(leaves, tensors, strict=True)), **options)
-
-    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        assert check(run, tuple(leaves.values()))
 
 
 @every_executor

@@ -21,9 +21,9 @@ from twins import (
     OURS,
     THEIRS,
     Clip,
-    Recording,
     ScalerClass,
     StepsByScalars,
+    Wrapped,
     after_unscale,
     at_once,
     by_parameters,
@@ -45,16 +45,21 @@ CPU = torch.device("cpu")
 optim = torch.optim
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
-    "sgd-fused": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
     "adam": lambda p: optim.Adam(p, lr=0.1, foreach=True),
-    "adam-fused": lambda p: optim.Adam(p, lr=0.1, fused=True),
 }
 STEP_CLIPS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd-fused": lambda p: optim.SGD(p, lr=0.5, fused=True),
     "scalars": lambda p: StepsByScalars(p, lr=0.5),
     "amp_ext.optim": lambda p: amp_ext.optim.SGD(p, lr=0.5),
 }
-"""Optimizers whose step unscales and clips."""
+"""Optimizers whose step unscales and clips, from a parameter of 1 by a learning rate of 0.5."""
+STEPPED = {**STEP_CLIPS, "sgd": lambda p: optim.SGD(p, lr=0.5)}
+
+
+def half(norm: float) -> float:
+    """Return the max_norm for a clip coefficient of exactly 1/2."""
+    return (torch.tensor(norm) + 1e-6).item() / 2
+
 
 # ---- as torch ----------------------------------------------------------------------------------
 
@@ -93,7 +98,7 @@ class Training:
 
 @with_parameters
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_trains_as_torch(optimizer: str, device: str, clip: Clip) -> None:
     """Training equals torch's bit for bit, as the norms are exact: 3, 4 and 12 have 13."""
     ours = Training(OURS, clip, optimizer, device, [2, 1, 3])
@@ -107,36 +112,6 @@ def test_trains_as_torch(optimizer: str, device: str, clip: Clip) -> None:
         if not ours.found_inf:
             assert norms[0] == norms[1] == 13 * 2.0 ** (index % 7 - 3)
             assert_all_same(grads(ours.optimizer), grads(theirs.optimizer))
-
-
-@every_way
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_gradients_are_near_torchs(optimizer: str, device: str, clip: Clip) -> None:
-    """Any gradients are near torch's; torch's fp32 norm makes the difference.
-
-    Let u = 2**-24. The sum of n squares in fp32 is off by n u at most. torch's norm of it is off by
-    half of that and one more u for the root; the norm of the t tensors' norms likewise by t u / 2 +
-    u. amp_ext's norm is off by 2 u (test_grad_norm). The coefficient takes three roundings and the
-    gradient one, on either side: 8 u. The scale is a power of two and costs none.
-    """
-    sizes = [100, 7, 1, 33]
-    u = 2.0**-24
-    allowed = ((sum(sizes) + len(sizes)) / 2 + 2 + 2 + 8) * u
-    ours = Training(OURS, clip, optimizer, device, sizes)
-    theirs = Training(THEIRS, torchs_recipe, optimizer, device, sizes)
-    for index in range(20):
-        slopes = [torch.randn(size).to(device) * 10.0 ** (index % 5 - 2) for size in sizes]
-        if index == 7:
-            slopes[0][3] = math.nan
-        norms = [twin.step(slopes, 1.0) for twin in (ours, theirs)]
-        assert ours.scaler.state_dict()["scale"] == theirs.scaler.state_dict()["scale"]
-        assert ours.found_inf == theirs.found_inf == float(index == 7)
-        if index != 7:
-            assert norms[0] == pytest.approx(norms[1], rel=allowed, abs=0.0)
-            torch.testing.assert_close(
-                grads(ours.optimizer), grads(theirs.optimizer), rtol=allowed, atol=0.0
-            )
 
 
 @with_parameters
@@ -157,33 +132,23 @@ def test_any_dtype_and_layout(clip: Clip) -> None:
 
 @with_parameters
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("max_norm", [1 / 3, 0.0, 7.0, math.inf], ids=str)
+@pytest.mark.parametrize("max_norm", [half(13.0), 0.0, math.inf], ids=str)
 @pytest.mark.parametrize("make", STEP_CLIPS)
 def test_a_step_that_clips(make: str, max_norm: float, device: str, clip: Clip) -> None:
-    """A step with a clip has parameters near torch's, for several dtypes.
-
-    torch unscales by unscale_ and clips by its own function. 3, 4 and 12 have a norm of 13, exact
-    in any arithmetic, and so is a scale of 64. The clip factor takes either side 4 roundings in
-    fp32: max_norm, the sum, the quotient or a reciprocal, and a product. Multiplying or dividing by
-    it, or by it and the scale, takes 2 more. torch rounds the gradient to its dtype; either side
-    rounds lr * grad, and the parameter, twice.
-    """
-    results = []
-    for scaler_class, way in ((OURS, clip), (THEIRS, torchs_recipe)):
-        kind = STEP_CLIPS[make] if scaler_class is OURS else STEP_CLIPS["sgd-fused"]
-        last = torch.float32 if device == "cuda" else torch.bfloat16  # torch unscales none there
-        values = ((3.0, torch.float32), (-4.0, torch.float64), (12.0, last))
-        leaves = [leaf([64.0 * value], dtype, device) for value, dtype in values]
-        optimizer = kind(leaves)
-        scaler = started(scaler_class, 64.0, device=device)
-        assert way(scaler, optimizer, max_norm).item() == 13.0
-        scaler.step(optimizer)
-        scaler.update()
-        results.append(params(optimizer))
-    for ours, theirs in zip(*results, strict=True):
-        unit = max(2.0**-24, torch.finfo(theirs.dtype).eps / 2)
-        allowed = 12 * 2.0**-24 + 5 * unit  # of lr * grad and of the parameter, 7 at most
-        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=7.0 * allowed)
+    """A step unscales by 4 and clips gradients of several dtypes: 3, 4 and 12 have a norm of 13."""
+    optimizer = STEP_CLIPS[make](
+        [
+            leaf([12.0], torch.float32, device),
+            leaf([-16.0], torch.float64, device),
+            leaf([48.0], torch.float32 if device == "cuda" else torch.bfloat16, device),
+        ]
+    )
+    scaler = started(OURS, device=device)
+    assert clip(scaler, optimizer, max_norm).item() == 13.0
+    scaler.step(optimizer)
+    step = 0.5 * min(1.0, max_norm / 13.0)
+    expected = [1.0 - step * grad for grad in (3.0, -4.0, 12.0)]
+    assert [param.item() for param in params(optimizer)] == pytest.approx(expected, abs=2.0**-18)
 
 
 @pytest.mark.parametrize("make", STEP_CLIPS)
@@ -197,10 +162,7 @@ def test_gradients_are_only_read_where_the_step_clips(make: str) -> None:
 @pytest.mark.parametrize("preset", [None, 0.5])
 @pytest.mark.parametrize("unscale_first", [False, True])
 def test_grad_scale_of_a_step_that_clips(unscale_first: bool, preset: float | None) -> None:
-    """A step that clips gets a grad_scale with an exact coefficient of 1/2.
-
-    max_norm is half of 5 + 1e-6.
-    """
+    """A step that clips gets a grad_scale with an exact coefficient of 1/2."""
     seen = []
 
     class Takes(torch.optim.SGD):
@@ -213,20 +175,12 @@ def test_grad_scale_of_a_step_that_clips(unscale_first: bool, preset: float | No
     if preset:
         optimizer.grad_scale = preset
     clip = after_unscale if unscale_first else at_once
-    max_norm = (torch.tensor(5.0) + 1e-6).item() / 2
-    clip(scaler, optimizer, max_norm)
+    clip(scaler, optimizer, half(5.0))
     scaler.step(optimizer)
     assert seen == [(2.0 * (1.0 if unscale_first else 4.0) * (preset or 1.0), 0.0)]
 
 
 # ---- clipped parameters --------------------------------------------------------------------------
-
-
-@every_way
-def test_norm_within_the_limit_only_unscales(clip: Clip) -> None:
-    optimizer = sgd(leaf([12.0, 16.0]))
-    assert clip(started(OURS), optimizer, 5.1).item() == 5.0
-    assert grads(optimizer)[0].tolist() == [3.0, 4.0]
 
 
 def test_clipping_after_unscale_changes_nothing_where_it_need_not() -> None:
@@ -275,8 +229,8 @@ def test_no_gradients(allowed: bool, clip: Clip) -> None:
 @with_parameters
 def test_tensor_subclass_gradients_take_torchs_way(clip: Clip) -> None:
     inner = torch.tensor([12.0, 16.0])
-    param = Recording(torch.ones(2))
-    param.grad = Recording(inner)
+    param = Wrapped(torch.ones(2))
+    param.grad = Wrapped(inner)
     optimizer, scaler = sgd(leaf([48.0])), started(OURS)
     optimizer.param_groups[0]["params"].append(param)
     norm = clip(scaler, optimizer, 6.5)
@@ -286,27 +240,6 @@ def test_tensor_subclass_gradients_take_torchs_way(clip: Clip) -> None:
     if clip is not by_parameters:
         with pytest.raises(RuntimeError, match="already been called"):
             scaler.clip_grad_norm_(optimizer, 1.0)
-
-
-@pytest.mark.parametrize("method", ["unscale_", "_unscale_grads_"])
-@pytest.mark.parametrize("way", ["subclass", "instance"])
-def test_overridden_unscaling_is_honoured(way: str, method: str) -> None:
-    """A trainer's overridden unscaling, such as a reduction over ranks, is honoured."""
-    calls = []
-
-    def own(scaler: Any, *args: Any) -> Any:
-        calls.append(args)
-        return getattr(OURS, method)(scaler, *args)
-
-    cls = type("GradScaler", (OURS,), {method: own} if way == "subclass" else {})
-    scaler, optimizer = started(cls), sgd(leaf([12.0, 16.0]))
-    if way == "instance":
-        setattr(scaler, method, lambda *args: own(scaler, *args))
-    assert scaler.clip_grad_norm_(optimizer, 2.5).item() == 5.0
-    assert len(calls) == 1
-    torch.testing.assert_close(grads(optimizer)[0], torch.tensor([1.5, 2.0]))
-    scaler.step(optimizer)
-    assert len(calls) == 1
 
 
 def test_disabled_scaler_clips_as_torch() -> None:
@@ -340,14 +273,6 @@ def test_norms_of_other_orders(make: str, norm_type: Any, alone: bool) -> None:
 
 
 # ---- parameters ----------------------------------------------------------------------------------
-
-STEPPED = {**STEP_CLIPS, "sgd": lambda p: optim.SGD(p, lr=0.5)}
-"""By a learning rate of 0.5, from a parameter of 1."""
-
-
-def half(norm: float) -> float:
-    """Return the max_norm for a clip coefficient of exactly 1/2."""
-    return (torch.tensor(norm) + 1e-6).item() / 2
 
 
 @pytest.mark.parametrize("bad", [False, True])
@@ -411,16 +336,6 @@ def test_unscale_and_clip_after_parameters(make: str) -> None:
     assert params(optimizer)[1].item() == -5.0
 
 
-def test_parameters_are_forgotten_with_the_step() -> None:
-    optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
-    for _ in range(2):
-        params(optimizer)[0].grad = torch.tensor([12.0, 16.0])
-        assert scaler.clip_grad_norm_(params(optimizer), 9.0).item() == 5.0
-        scaler.step(optimizer)
-        scaler.update()
-        assert grads(optimizer)[0].tolist() == [3.0, 4.0]
-
-
 @pytest.mark.parametrize("again", [False, True])
 def test_gradients_that_come_after_a_clip_of_parameters_are_unscaled(again: bool) -> None:
     """Gradients that arrive after a clip of parameters are unscaled.
@@ -450,15 +365,6 @@ def test_parameters_are_not_kept() -> None:
     del param, optimizer
     gc.collect()
     assert seen() is None
-
-
-def test_parameters_whose_norm_is_above_the_limit() -> None:
-    optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS, skip_above_norm=4.0)
-    scaler.clip_grad_norm_(params(optimizer), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-    assert params(optimizer)[0].tolist() == [1.0, 1.0]
-    assert (scaler.get_skipped_steps(), scaler.get_scale()) == (1, 4.0)
 
 
 def test_refused_parameters() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-import amp_ext
 from twins import (
     DEVICES,
     OURS,
@@ -30,22 +29,16 @@ from twins import (
 
 optim = torch.optim
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
-    "sgd": lambda p: optim.SGD(p, lr=0.1),
     "sgd-momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
-    "sgd-fused": lambda p: optim.SGD(p, lr=0.1, fused=True),
-    "adam": lambda p: optim.Adam(p, lr=0.1, foreach=False),
-    "adam-foreach": lambda p: optim.Adam(p, lr=0.1, foreach=True),
     "adam-fused": lambda p: optim.Adam(p, lr=0.1, fused=True),
-    "adamw-fused": lambda p: optim.AdamW(p, lr=0.1, fused=True),
     "adagrad-fused": lambda p: optim.Adagrad(p, lr=0.1, fused=True),
-    "rmsprop": lambda p: optim.RMSprop(p, lr=0.1),
 }
 
 
 class Training:
     """Six steps of a small network; `damage` spoils a gradient before the third."""
 
-    def __init__(self, scaler_class: ScalerClass, optimizer: str = "sgd", device: str = "cpu"):
+    def __init__(self, scaler_class: ScalerClass, optimizer: str, device: str = "cpu"):
         self.net = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).to(device)
         self.optimizer = OPTIMIZERS[optimizer](self.net.parameters())
         self.scaler = scaler_class(device, init_scale=128.0, growth_interval=2)
@@ -74,22 +67,6 @@ class Training:
         self.damage(index)
         self.note(self.scaler.step(self.optimizer))
         self.scaler.update()
-
-    def clipped(self, index: int) -> None:
-        self.optimizer.zero_grad()
-        self.scaler.scale(self.loss(index)).backward()
-        self.damage(index)
-        self.scaler.unscale_(self.optimizer)
-        self.note(nn.utils.clip_grad_norm_(self.net.parameters(), 0.1))
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
-    def accumulated(self, index: int) -> None:
-        self.scaler.scale(self.loss(index) / 2).backward()
-        if index % 2:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad()
 
     def penalized(self, index: int) -> None:
         """Gradient penalty: the scaled gradients are part of a graph of their own."""
@@ -126,55 +103,10 @@ def test_trains_as_torch(optimizer: str, device: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("optimizer", ["sgd-momentum", "adam-fused"])
-@pytest.mark.parametrize(
-    "step",
-    [Training.clipped, Training.accumulated, Training.penalized, Training.with_a_graph],
-    ids=lambda step: step.__name__,
-)
+@pytest.mark.parametrize("step", [Training.penalized, Training.with_a_graph])
 def test_ways_to_train(step: Callable[[Training, int], Any], optimizer: str) -> None:
     kind, *_ = same_outcome(lambda scaler: Training(scaler, optimizer).run(step))
     assert kind == "returned"
-
-
-@pytest.mark.parametrize("bad", [None, 0, 1])
-def test_several_optimizers(bad: int | None) -> None:
-    """An overflow stops the step of its own optimizer only, and the scale backs off for all."""
-
-    def script(scaler_class: ScalerClass) -> Any:
-        scaler = started(scaler_class, growth_interval=1)
-        optimizers = [sgd(leaf([8.0, 4.0]), leaf(2.0)), sgd(leaf([[16.0]]))]
-        if bad is not None:
-            grads(optimizers[bad])[0].fill_(math.nan)
-        scaler.unscale_(optimizers[0])
-        seen = [state_of(scaler, optimizers)]
-        for optimizer in optimizers:
-            scaler.step(optimizer)
-        seen.append(state_of(scaler, optimizers))
-        scaler.update()
-        return [*seen, state_of(scaler, optimizers)]
-
-    _, seen = same_outcome(script)
-    assert seen[-1]["scale"] == (8.0 if bad is None else 2.0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("values", [[1.5, 2.0, -3.0], [1.0, math.inf, 2.0]], ids=["finite", "inf"])
-@pytest.mark.parametrize("indices", [[0, 2, 3], [0, 2, 2]], ids=["coalesced", "duplicates"])
-def test_sparse_gradients(dtype: torch.dtype, values: list[float], indices: list[int]) -> None:
-    def script(scaler_class: ScalerClass) -> Any:
-        param = torch.ones(5, dtype=dtype)
-        sparse = torch.sparse_coo_tensor([indices], values, (5,), dtype=dtype)
-        param.grad = sparse.coalesce() if indices[1] != indices[2] else sparse
-        optimizer = sgd(param)
-        scaler = started(scaler_class)
-        scaler.unscale_(optimizer)
-        seen = [state_of(scaler, [optimizer])]
-        scaler.step(optimizer)
-        scaler.update()
-        return [*seen, state_of(scaler, [optimizer])]
-
-    _, seen = same_outcome(script)
-    assert seen[-1]["scale"] == (2.0 if math.inf in values else 4.0)
 
 
 @pytest.mark.parametrize("duplicates", [1, 2])
@@ -202,28 +134,6 @@ def test_fp16_sparse_gradients_overflow_when_coalesced(duplicates: int) -> None:
     assert found_inf == {torch.device("cpu"): plain(torch.tensor([float(duplicates == 2)]))}
 
 
-def test_scale_of_nested_outputs() -> None:
-    def script(scaler_class: ScalerClass) -> Any:
-        scaler = scaler_class("cpu", init_scale=8.0)
-        a, b = torch.tensor(2.0), torch.tensor([1.0], dtype=torch.float64)
-        nested = scaler.scale([a, (b, [a.half()])])
-        lazy = scaler.scale(iter([a, b]))
-        return nested, isinstance(nested[1], tuple), list(lazy), scaler.scale(a)
-
-    assert same_outcome(script)[0] == "returned"
-
-
-@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64, torch.int32], ids=str)
-def test_update_with_a_new_scale(dtype: torch.dtype | None) -> None:
-    def script(scaler_class: ScalerClass) -> Any:
-        scaler, optimizer = started(scaler_class), sgd(leaf(4.0))
-        scaler.step(optimizer)
-        scaler.update(2.3 if dtype is None else torch.tensor(2.3, dtype=dtype))
-        return state_of(scaler, [optimizer])
-
-    assert same_outcome(script)[0] == "returned"
-
-
 def test_disabled_scaler_does_nothing() -> None:
     def script(scaler_class: ScalerClass) -> Any:
         scaler, optimizer = scaler_class("cpu", enabled=False), sgd(leaf([4.0, math.inf]))
@@ -232,19 +142,6 @@ def test_disabled_scaler_does_nothing() -> None:
         seen += [scaler.unscale_(optimizer), scaler.step(optimizer), scaler.update()]
         seen += [scaler.get_scale(), scaler._get_growth_tracker(), scaler.is_enabled()]
         return seen, scaler.state_dict(), grads(optimizer), scaler.load_state_dict({})
-
-    assert same_outcome(script)[0] == "returned"
-
-
-def test_getters_and_setters() -> None:
-    def script(scaler_class: ScalerClass) -> Any:
-        scaler = scaler_class("cpu", 2.0, 3.0, 0.25, 7)
-        getters = (scaler.get_growth_factor, scaler.get_backoff_factor, scaler.get_growth_interval)
-        before = [getter() for getter in getters]
-        scaler.set_growth_factor(1.5)
-        scaler.set_backoff_factor(0.75)
-        scaler.set_growth_interval(3)
-        return before, [getter() for getter in getters], scaler.get_scale(), scaler.is_enabled()
 
     assert same_outcome(script)[0] == "returned"
 
@@ -276,9 +173,3 @@ def test_internals_that_trainers_use(device: str | torch.device) -> None:
         return seen, stage is OptState.UNSCALED, grads(optimizer)
 
     assert same_outcome(script)[0] == "returned"
-
-
-def test_takes_the_place_of_torch_amp() -> None:
-    for name in ("autocast", "custom_fwd", "custom_bwd", "is_autocast_available", "GradScaler"):
-        assert hasattr(torch.amp, name)
-        assert name in amp_ext.__all__

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 import amp_ext.optim
 import reference
 from amp_ext import verify
-from amp_ext.graph import make_graphed_step
 from amp_ext.ops import __all__ as OPS
 from twins import DEVICES, OURS, StepsByScalars, leaf, params, plain, sgd, started
 
@@ -73,29 +72,6 @@ def test_steps(in_both: Any, kind: str, clips: str, device: str) -> None:
         return [*seen, optimizer.state_dict(), scaler.get_scale(), again.state_dict()]
 
     assert in_both(train)[4][1].startswith("1 of 1 gradients are not finite")
-
-
-def test_a_step_without_a_graph_on_a_cpu(in_both: Any) -> None:
-    """A graphed step's learning rates keep their values."""
-
-    def train() -> Any:
-        param = leaf([1.0, 1.0, 1.0]).requires_grad_()
-        optimizer, scaler = amp_ext.optim.SGD([param], lr=0.3), started(OURS)
-
-        def step_fn(inputs: Tensor) -> Tensor:
-            loss = (param * inputs).sum()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            return loss
-
-        step = make_graphed_step(
-            step_fn, modules=torch.nn.Identity(), optimizers=optimizer, scaler=scaler
-        )
-        inputs = torch.full((3,), 2.0, dtype=torch.float32, device="cpu")
-        return [step(inputs) for _ in range(3)], param.detach(), step._lr_tensors
-
-    in_both(train)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -19,69 +19,38 @@ import amp_ext
 from cases import unwritten
 from twins import (
     OURS,
-    Recording,
     ScalerClass,
     grads,
     leaf,
-    plain,
     same_outcome,
     sgd,
     sparse_leaf,
     started,
-    state_of,
 )
 
 
 @pytest.mark.parametrize("way", ["subclass", "instance"])
-@pytest.mark.parametrize("call", ["unscale_", "step", "fused step", "_check_inf_per_device"])
-def test_overridden_unscale_grads_is_honoured(call: str, way: str) -> None:
-    """An overridden _unscale_grads_ is honoured, as for a trainer's reduction over ranks."""
+@pytest.mark.parametrize("call", ["unscale_", "step", "fused step"])
+def test_flags_of_an_overridden_unscale_grads_count(call: str, way: str) -> None:
+    """Flags of an overridden _unscale_grads_ count, as of a trainer's reduction over ranks."""
 
-    def script(scaler_class: ScalerClass) -> Any:
-        calls = []
+    def overflow(scaler: Any, *args: Any) -> Any:
+        found = OURS._unscale_grads_(scaler, *args)
+        return {device: torch.ones_like(flag) for device, flag in found.items()}
 
-        def overflow(scaler: Any, optimizer: Any, *args: Any) -> Any:
-            found = scaler_class._unscale_grads_(scaler, optimizer, *args)
-            calls.append([*args])
-            return {device: torch.ones_like(flag) for device, flag in found.items()}
-
-        name = "GradScaler"
-        cls = type(
-            name, (scaler_class,), {"_unscale_grads_": overflow} if way == "subclass" else {}
-        )
-        scaler = started(cls)
-        if way == "instance":
-            scaler._unscale_grads_ = lambda *args: overflow(scaler, *args)
-        fused = call == "fused step"
-        optimizer = torch.optim.Adam([leaf([4.0, 2.0])], fused=fused)
-        result = getattr(scaler, "step" if fused else call)(optimizer)
-        before = state_of(scaler, [optimizer])
-        scaler.update()
-        return result, before, calls, scaler.get_scale()
-
-    _, (_, _, calls, scale) = same_outcome(script)
-    assert (len(calls), scale) == (1, 2.0)
+    cls = type("GradScaler", (OURS,), {"_unscale_grads_": overflow} if way == "subclass" else {})
+    scaler = started(cls)
+    if way == "instance":
+        scaler._unscale_grads_ = lambda *args: overflow(scaler, *args)
+    optimizer = torch.optim.Adam([leaf([4.0, 2.0])], fused=call == "fused step")
+    getattr(scaler, call.removeprefix("fused "))(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0
+    assert optimizer.param_groups[0]["params"][0].tolist() == [1.0, 1.0]
 
 
 class Subclass(Tensor):
     """A tensor subclass for torch functions only."""
-
-
-def test_tensor_subclass_gradients_take_torchs_way() -> None:
-    """A gradient of a tensor subclass decides on its own ops, here among plain gradients."""
-    Recording.ops.clear()
-    inner = torch.tensor([4.0, 8.0])
-    param = Recording(torch.ones(2))
-    param.grad = Recording(inner)
-    scaler, optimizer = started(OURS), sgd(leaf([12.0]))
-    optimizer.param_groups[0]["params"].append(param)
-    scaler.unscale_(optimizer)
-    assert "aten::_amp_foreach_non_finite_check_and_unscale_" in Recording.ops
-    assert inner.tolist() == [1.0, 2.0]
-    assert grads(optimizer)[0].tolist() == [3.0]
-    assert plain(scaler._found_inf_per_device(optimizer)) == plain(
-        {torch.device("cpu"): torch.tensor(0.0)}
-    )
 
 
 def test_gradients_of_a_transform() -> None:
@@ -108,31 +77,6 @@ def test_subclass_gradients_are_unscaled(value: float) -> None:
         scaler.step(optimizer)
         scaler.update()
         return param, param.grad.as_subclass(Tensor), scaler.get_scale()
-
-    assert same_outcome(script)[0] == "returned"
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda t: t.t(),
-        lambda t: t[:, :2],
-        lambda t: t[1:, 1:],
-        lambda t: t.flatten()[3:3],
-    ],
-    ids=["transposed", "columns", "block", "empty"],
-)
-def test_views_as_gradients(view: Any) -> None:
-    def script(scaler_class: ScalerClass) -> Any:
-        whole = torch.arange(12.0).view(3, 4)
-        grad = view(whole)
-        param = torch.ones(grad.shape)
-        param.grad = grad
-        scaler, optimizer = started(scaler_class), sgd(param)
-        scaler.unscale_(optimizer)
-        seen = [whole.clone(), param.grad.clone()]
-        scaler.step(optimizer)
-        return seen, param
 
     assert same_outcome(script)[0] == "returned"
 
@@ -168,12 +112,6 @@ BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
         lambda: leaf(GOOD, torch.float16),
         ValueError,
         r"^Attempting to unscale FP16 gradients\. .* allow_fp16_grads=True$",
-    ),
-    "int": (lambda: leaf([4, 8], torch.int32), NotImplementedError, "not implemented for 'Int'"),
-    "complex": (
-        lambda: leaf(GOOD, torch.complex64),
-        NotImplementedError,
-        "not implemented for 'ComplexFloat'",
     ),
     "sparse int": (lambda: sparse_leaf(torch.int32), NotImplementedError, "for 'Int'"),
     "meta": (lambda: leaf(GOOD, device="meta"), Exception, "meta"),

@@ -64,32 +64,16 @@ def subclass(optimizer: Any, look: Look) -> None:
     optimizer.__class__ = Watching
 
 
-def pre_hook(optimizer: Any, look: Look) -> None:
-    optimizer.register_step_pre_hook(lambda *_: look())
-
-
-def post_hook(optimizer: Any, look: Look) -> None:
-    optimizer.register_step_post_hook(lambda *_: look())
-
-
-def global_pre_hook(optimizer: Any, look: Look) -> Any:
-    return register_optimizer_step_pre_hook(lambda *_: look())
-
-
-def global_post_hook(optimizer: Any, look: Look) -> Any:
-    return register_optimizer_step_post_hook(lambda *_: look())
-
-
-WATCHES = [
-    instance,
-    wraps,
-    below_a_scheduler,
-    subclass,
-    pre_hook,
-    post_hook,
-    global_pre_hook,
-    global_post_hook,
-]
+WATCHES: dict[str, Callable[[Any, Look], Any]] = {
+    "instance": instance,
+    "wraps": wraps,
+    "below a scheduler": below_a_scheduler,
+    "subclass": subclass,
+    "pre-hook": lambda optimizer, look: optimizer.register_step_pre_hook(lambda *_: look()),
+    "post-hook": lambda optimizer, look: optimizer.register_step_post_hook(lambda *_: look()),
+    "global pre-hook": lambda _, look: register_optimizer_step_pre_hook(lambda *_: look()),
+    "global post-hook": lambda _, look: register_optimizer_step_post_hook(lambda *_: look()),
+}
 
 
 @contextmanager
@@ -105,7 +89,7 @@ def watched(watch: Callable[..., Any], optimizer: Any) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize("clips", [False, True])
-@pytest.mark.parametrize("watch", WATCHES)
+@pytest.mark.parametrize("watch", WATCHES.values(), ids=WATCHES)
 def test_a_watched_step_sees_unscaled_gradients(watch: Callable[..., Any], clips: bool) -> None:
     """A watched step is not called after an overflow."""
     optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5, fused=clips), started(OURS)
@@ -145,12 +129,13 @@ def test_a_step_wrapped_after_the_clip_is_refused() -> None:
     assert params(optimizer)[0].item() == pytest.approx(0.5, abs=1e-5)
 
 
+@pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize("way", ["subclass", "instance"])
 @pytest.mark.parametrize(
     "method", ["unscale_", "_unscale_grads_", "_check_inf_per_device", "_maybe_opt_step"]
 )
-def test_overridden_methods_of_the_scaler_are_called(method: str, way: str) -> None:
-    """step() of an optimizer of amp_ext.optim uses a subclass's methods."""
+def test_overridden_methods_of_the_scaler_are_called(method: str, way: str, clips: bool) -> None:
+    """step() and clip_grad_norm_() of an optimizer of amp_ext.optim use a subclass's methods."""
     calls = []
 
     def own(scaler: Any, *args: Any) -> Any:
@@ -161,8 +146,10 @@ def test_overridden_methods_of_the_scaler_are_called(method: str, way: str) -> N
     optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(cls)
     if way == "instance":
         setattr(scaler, method, lambda *args: own(scaler, *args))
+    if clips:
+        assert scaler.clip_grad_norm_(optimizer, math.inf).item() == 2.0
     scaler.step(optimizer)
-    assert calls == [method]
+    assert calls == ([] if clips and method == "_check_inf_per_device" else [method])
     assert params(optimizer)[0].tolist() == [0.0]
 
 

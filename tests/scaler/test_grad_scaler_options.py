@@ -40,16 +40,15 @@ def scales_after(scaler: Any, values: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("scale", [3.0])
-def test_16_bit_gradients(dtype: torch.dtype, scale: float) -> None:
+def test_16_bit_gradients(dtype: torch.dtype) -> None:
     """bf16 gradients are unscaled as by the oracle, and fp16 ones if the option allows them."""
     grad = torch.randn(1000).mul(100).to(dtype)
     expected = grad.clone()
-    inv_scale = torch.tensor(scale).double().reciprocal().float()
+    inv_scale = torch.tensor(3.0).double().reciprocal().float()
     reference.unscale_([expected], torch.tensor(0.0), inv_scale)
 
     optimizer = sgd(leaf(grad, dtype))
-    scaler = started(OURS, scale, allow_fp16_grads=dtype is torch.float16)
+    scaler = started(OURS, 3.0, allow_fp16_grads=dtype is torch.float16)
     scaler.unscale_(optimizer)
     assert_same(grads(optimizer)[0], expected)
     scaler.step(optimizer)
@@ -57,20 +56,11 @@ def test_16_bit_gradients(dtype: torch.dtype, scale: float) -> None:
     assert_same(params(optimizer)[0], torch.ones(1000, dtype=dtype) - expected * 0.5)
 
 
-def test_fp16_gradients_overflow_as_others_do() -> None:
-    scaler = started(OURS, allow_fp16_grads=True, growth_interval=1)
-    for value, scale in ((math.inf, 2.0), (65504.0, 4.0)):
-        optimizer = sgd(leaf([1.0, value], torch.float16))
-        scaler.step(optimizer)
-        scaler.update()
-        assert scaler.get_scale() == scale
-
-
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_optimizer_without_gradients_is_accepted_when_allowed(fused: bool) -> None:
+@pytest.mark.parametrize("kind", ["plain", "fused", "scalars"])
+def test_optimizer_without_gradients_is_accepted_when_allowed(kind: str) -> None:
     """A step without gradients counts as one without overflow, alone or beside another."""
     scaler = started(OURS, allow_no_grads=True, growth_interval=1)
-    idle = torch.optim.Adam([torch.ones(2)], fused=fused)
+    idle = KINDS[kind](torch.ones(2))
     scaler.unscale_(idle)
     scaler.step(idle)
     scaler.update()
@@ -89,7 +79,6 @@ def test_optimizer_without_gradients_is_accepted_when_allowed(fused: bool) -> No
         ({"min_scale": 1.5}, [math.inf] * 3, [2.0, 1.5, 1.5]),
         ({"max_scale": 10.0, "growth_interval": 1}, [1.0] * 3, [8.0, 10.0, 10.0]),
         ({"hysteresis": 2}, [math.inf, 1.0, math.inf, math.nan, math.inf], [4, 4, 4, 2, 1]),
-        ({"hysteresis": 1}, [math.inf, 1.0, math.inf], [2.0, 2.0, 1.0]),
     ],
     ids=str,
 )
@@ -120,13 +109,14 @@ def test_scale_grows_after_the_interval_has_been_lowered() -> None:
         ({"min_scale": math.nan}, "min_scale must be .* got nan"),
         ({"min_scale": math.inf}, "min_scale must be .* got inf"),
         ({"max_scale": 0.0}, "max_scale must be .* got 0.0"),
-        ({"max_scale": -2.0}, "max_scale must be .* got -2.0"),
         ({"max_scale": math.nan}, "max_scale must be .* got nan"),
         ({"min_scale": 8.0, "max_scale": 4.0}, "min_scale must be .*max_scale, got 8.0 and 4.0"),
         ({"hysteresis": 0}, "hysteresis must be .* got 0"),
-        ({"hysteresis": -3}, "hysteresis must be .* got -3"),
         ({"hysteresis": 1.5}, "hysteresis must be .* got 1.5"),
         ({"hysteresis": 2**31}, "hysteresis must be .* got 2147483648"),
+        ({"max_consecutive_skips": 0}, "max_consecutive_skips must be an integer from 1 .* got 0"),
+        ({"skip_above_norm": 0.0}, "skip_above_norm must be positive, got 0.0"),
+        ({"skip_above_norm": math.nan}, "skip_above_norm must be positive, got nan"),
     ],
     ids=str,
 )
@@ -170,19 +160,6 @@ def test_skipped_steps_are_counted() -> None:
         scales_after(scaler, [value])
         seen.append((scaler.step_was_skipped, scaler.get_skipped_steps()))
     assert seen == [(False, 0), (True, 1), (True, 2), (False, 2)]
-
-
-def test_skipped_step_counts_with_a_new_scale_too() -> None:
-    scaler = started(OURS)
-    scaler.step(sgd(leaf(math.inf)))
-    scaler.update(16.0)
-    assert (scaler.step_was_skipped, scaler.get_skipped_steps()) == (True, 1)
-
-
-def test_disabled_scaler_skips_nothing() -> None:
-    scaler = OURS("cpu", enabled=False)
-    scales_after(scaler, [math.inf])
-    assert (scaler.step_was_skipped, scaler.get_skipped_steps()) == (False, 0)
 
 
 # ---- skipped steps -------------------------------------------------------------------------------
@@ -254,21 +231,12 @@ def test_a_loaded_state_starts_the_run_of_skips_again() -> None:
     assert scaler.get_scale() == good["scale"] / 2
 
 
-def test_an_update_that_fails_counts_no_skip() -> None:
-    scaler = started(OURS, max_consecutive_skips=2)
-    scaler.step(sgd(leaf(math.inf)))
-    for _ in range(2):
-        with pytest.raises(AssertionError):
-            scaler.update(torch.ones(2))
-    scaler.update()
-    assert scaler.get_skipped_steps() == 1
-
-
 def test_a_skip_before_a_new_scale_counts_in_a_row() -> None:
     """An update to a new scale without a step leaves the run of skips unchanged."""
     scaler = started(OURS, max_consecutive_skips=2)
     scaler.step(sgd(leaf(math.inf)))
     scaler.update(16.0)
+    assert (scaler.step_was_skipped, scaler.get_skipped_steps()) == (True, 1)
     scaler.update(32.0)
     assert scaler.get_scale() == 32.0
     run_steps(scaler, math.inf)
@@ -283,12 +251,6 @@ def test_too_many_skips_whose_gradients_are_gone() -> None:
     optimizer.zero_grad()
     with pytest.raises(RuntimeError, match="of 0 gradients none is infinite"):
         scaler.get_scale()
-
-
-@pytest.mark.parametrize("value", [0, -1, 2**31, 1.5, "3"])
-def test_bad_max_consecutive_skips(value: Any) -> None:
-    with pytest.raises(ValueError, match="max_consecutive_skips must be an integer from 1"):
-        OURS("cpu", max_consecutive_skips=value)
 
 
 # ---- a limit of the norm -----------------------------------------------------------------------
@@ -322,12 +284,6 @@ def test_skips_by_the_norm_count_in_a_row() -> None:
         RuntimeError, match=r"the last 2 steps have been skipped.* above skip_above_norm=5"
     ):
         scaler.get_skipped_steps()
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
-def test_bad_skip_above_norm(value: float) -> None:
-    with pytest.raises(ValueError, match="skip_above_norm must be positive"):
-        OURS("cpu", skip_above_norm=value)
 
 
 # ---- a scale that stays ------------------------------------------------------------------------

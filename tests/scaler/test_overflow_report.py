@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_ext.scaler import OverflowReport
-from twins import DEVICES, OURS, Recording, grads, leaf, params, sgd, sparse_leaf, started
+from twins import DEVICES, OURS, Wrapped, grads, leaf, params, sgd, sparse_leaf, started
 
 INF, NAN = math.inf, math.nan
 NOTHING = OverflowReport()
@@ -106,8 +106,8 @@ def test_sparse_gradient() -> None:
 
 
 def test_tensor_subclass() -> None:
-    param = Recording(torch.ones(2))
-    param.grad = Recording(torch.tensor([1.0, NAN]))
+    param = Wrapped(torch.ones(2))
+    param.grad = Wrapped(torch.tensor([1.0, NAN]))
     scaler, optimizer = started(OURS), sgd(leaf([1.0]))
     optimizer.param_groups[0]["params"].append(param)
     scaler.unscale_(optimizer)
@@ -249,3 +249,4 @@ def test_disabled_scaler() -> None:
     scaler, optimizer = OURS("cpu", enabled=False), sgd(leaf([INF]))
     close(scaler, optimizer)
     assert scaler.overflow_report() == NOTHING
+    assert (scaler.step_was_skipped, scaler.get_skipped_steps()) == (False, 0)

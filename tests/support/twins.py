@@ -94,17 +94,11 @@ def sparse_leaf(dtype: torch.dtype, values: Any = (1.0, 2.0, 4.0)) -> Tensor:
     return param
 
 
-class Recording(Tensor):
-    """A tensor subclass that records every op; its data are a plain tensor.
-
-    Attributes:
-        ops: names of all ops so far.
-    """
-
-    ops: list[str] = []  # noqa: RUF012  (cleared by a test)
+class Wrapped(Tensor):
+    """A tensor subclass around a plain tensor."""
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Recording:
+    def __new__(cls, inner: Tensor) -> Wrapped:
         return torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, dtype=inner.dtype, strides=inner.stride()
         )
@@ -114,10 +108,9 @@ class Recording(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.ops.append(func.name())
-        unwrapped = torch.utils._pytree.tree_map_only(Recording, lambda t: t.inner, args)
+        unwrapped = torch.utils._pytree.tree_map_only(Wrapped, lambda t: t.inner, args)
         result = func(*unwrapped, **(kwargs or {}))
-        return torch.utils._pytree.tree_map_only(Tensor, Recording, result)
+        return torch.utils._pytree.tree_map_only(Tensor, Wrapped, result)
 
 
 def sgd(*params: Tensor) -> Optimizer:

@@ -29,37 +29,31 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a level, with Apex's names."""
+    """The options of a level.
 
-    enabled: bool = True
-    cast_model_type: torch.dtype | bool = False
-    patch_torch_functions: bool = False
+    Attributes:
+        dtype: of parameters and inputs; None for forward under autocast to float16.
+        keep_batchnorm_fp32, loss_scale: as of :func:`initialize`.
+        has_masters: whether 16-bit parameters have float32 masters.
+    """
+
+    dtype: torch.dtype | None = None
     keep_batchnorm_fp32: bool | str = False
-    master_weights: bool = False
+    has_masters: bool = False
     loss_scale: float | str = 1.0
-
-    @property
-    def has_masters(self) -> bool:
-        return bool(self.master_weights) and self.cast_model_type in HALVES
+    enabled: bool = True
 
     def casts(self) -> Casts:
-        region = torch.float16 if self.patch_torch_functions else None
-        if self.cast_model_type:
-            inputs = Cast(FLOATS, self.cast_model_type)
-            return Casts(region, inputs, outputs=Cast(FLOATS, torch.float32))
-        return Casts(region, outputs=Cast(HALVES, torch.float32))
+        if self.dtype is None:
+            return Casts(torch.float16, outputs=Cast(HALVES, torch.float32))
+        return Casts(None, Cast(FLOATS, self.dtype), Cast(FLOATS, torch.float32))
 
 
 _LEVELS = {
-    "O0": Options(cast_model_type=torch.float32),
-    "O1": Options(patch_torch_functions=True, loss_scale="dynamic"),
-    "O2": Options(
-        cast_model_type=torch.float16,
-        keep_batchnorm_fp32=True,
-        master_weights=True,
-        loss_scale="dynamic",
-    ),
-    "O3": Options(cast_model_type=torch.float16),
+    "O0": Options(torch.float32),
+    "O1": Options(loss_scale="dynamic"),
+    "O2": Options(torch.float16, True, True, "dynamic"),
+    "O3": Options(torch.float16),
 }
 
 
@@ -75,10 +69,8 @@ def initialize(
     optimizers: Optimizer | list[Optimizer] | None = None,
     enabled: bool = True,
     opt_level: str = "O1",
-    cast_model_type: torch.dtype | bool | None = None,
-    patch_torch_functions: bool | None = None,
+    *,
     keep_batchnorm_fp32: bool | str | None = None,
-    master_weights: bool | None = None,
     loss_scale: float | str | None = None,
     num_losses: int = 1,
     verbosity: int = 1,
@@ -100,11 +92,8 @@ def initialize(
             ``AdamW`` and ``SGD`` of torch become the classes of :mod:`amp_ext.optim`, and no step
             waits for the device.
         enabled: False leaves everything as it is, and makes the other functions do nothing.
-        opt_level: "O0" to "O3". The following options replace the options of the level.
-        cast_model_type: the dtype of parameters and inputs, False for none.
-        patch_torch_functions: whether forward runs under autocast.
+        opt_level: "O0" to "O3". The next two options replace those of the level.
         keep_batchnorm_fp32: whether parameters of batch norm stay float32 (also "True", "False").
-        master_weights: whether 16-bit parameters have float32 masters.
         loss_scale: "dynamic", or a number, also as a string. A dynamic scale starts at 2**16, is
             halved after an overflow and doubled after 2000 losses without one.
         num_losses: the number of scales, for the ``loss_id`` of :func:`scale_loss`.
@@ -124,14 +113,7 @@ def initialize(
     if not enabled:
         _State.options, _State.scalers = Options(enabled=False), ()
         return models if optimizers is None else (models, optimizers)
-    options = _options_of(
-        opt_level,
-        cast_model_type=cast_model_type,
-        patch_torch_functions=patch_torch_functions,
-        keep_batchnorm_fp32=keep_batchnorm_fp32,
-        master_weights=master_weights,
-        loss_scale=loss_scale,
-    )
+    options = _options_of(opt_level, keep_batchnorm_fp32, loss_scale)
     model_list = _listed(models, nn.Module, "models")
     optimizer_list = [] if optimizers is None else _listed(optimizers, Optimizer, "optimizers")
     for model in model_list:
@@ -160,24 +142,20 @@ def initialize(
     return models if optimizers is None else (models, optimizers)
 
 
-def _options_of(level: str, **overrides: Any) -> Options:
+def _options_of(level: str, keep: bool | str | None, loss_scale: float | str | None) -> Options:
     """Return the options of a level, with the overrides that are not None."""
     if level not in _LEVELS:
         expected = ", ".join(_LEVELS)
         raise ValueError(f"amp.initialize: opt_level: expected one of {expected}, got {level!r}.")
-    given = {name: value for name, value in overrides.items() if value is not None}
-    options = replace(_LEVELS[level], **given)
-    dtypes = [False, torch.float32, *HALVES]
-    for name, choices in (
-        ("cast_model_type", dtypes),
-        ("keep_batchnorm_fp32", [True, False, "True", "False"]),
-    ):
-        if getattr(options, name) not in choices:
-            expected = ", ".join(map(str, choices))
+    options = _LEVELS[level]
+    if keep is not None:
+        if keep not in (True, False, "True", "False"):
             raise ValueError(
-                f"amp.initialize: {name}: expected one of {expected}, got "
-                f"{getattr(options, name)!r}."
+                f"amp.initialize: keep_batchnorm_fp32: expected True or False, got {keep!r}."
             )
+        options = replace(options, keep_batchnorm_fp32=keep)
+    if loss_scale is not None:
+        options = replace(options, loss_scale=loss_scale)
     if options.loss_scale != "dynamic":
         options = replace(options, loss_scale=float(options.loss_scale))
         if not 0 < options.loss_scale <= torch.finfo(torch.float32).max:
@@ -200,8 +178,8 @@ def _listed(given: Any, kind: type, name: str) -> list[Any]:
 
 def _cast_model(model: nn.Module, options: Options) -> None:
     """Cast parameters and buffers; the state dict stays float32."""
-    dtype = options.cast_model_type
-    for module in model.modules() if dtype else ():
+    dtype = options.dtype
+    for module in () if dtype is None else model.modules():
         is_batchnorm = isinstance(module, _BatchNorm) and module.affine
         if not is_batchnorm or options.keep_batchnorm_fp32 in (False, "False"):
             module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x, recurse=False)

@@ -33,7 +33,6 @@ class Stash:
         scaler: the scaler of the last loss.
         found_inf: whether the next step is skipped; None without a loss since the last step.
         before: the gradients of earlier losses, put aside during a backward pass.
-        is_stepping: whether the optimizer's own step runs.
     """
 
     step: Callable[..., Any]
@@ -42,7 +41,6 @@ class Stash:
     scaler: LossScaler | None = None
     found_inf: Tensor | None = None
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    is_stepping: bool = False
 
 
 def check_optimizers(optimizers: list[Optimizer], has_masters: bool) -> None:
@@ -146,17 +144,16 @@ def _step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
     """Make the step of the optimizer by the scaler of the last loss."""
     stash = self._amp_stash
     self._opt_called = True  # for schedulers
-    if not stash.is_stepping and (args or kwargs) and (stash.scales or stash.scaler is not None):
+    if (args or kwargs) and (stash.scales or stash.scaler is not None):
         raise RuntimeError(
             f"{type(self).__name__}.step: expected no arguments, since amp.scale_loss decides "
             "whether to step. Compute the loss and its gradients before step(), not in a closure."
         )
-    if stash.is_stepping or stash.found_inf is None:
+    found_inf, stash.found_inf = stash.found_inf, None
+    if found_inf is None:  # also where the scaler calls this step
         return stash.step(*args, **kwargs)
-    stash.is_stepping = True
     try:
-        result = stash.scaler.step_unless(stash.found_inf, self)
-        stash.found_inf = None
-    finally:
-        stash.is_stepping = False
-    return result
+        return stash.scaler.step_unless(found_inf, self)
+    except BaseException:
+        stash.found_inf = found_inf
+        raise

@@ -79,8 +79,8 @@ bool torch_has_products_of(DType dtype) {
 }
 
 const Host& host() {
-  static const Host functions{parallel_for, library_gemm,
-                              gemm_f16f16f32_64_ && gemm_bf16bf16f32_64_, workspace};
+  static const Host functions{parallel_for, [] { return int64_t{at::get_num_threads()}; },
+                              library_gemm, gemm_f16f16f32_64_ && gemm_bf16bf16f32_64_, workspace};
   return functions;
 }
 

@@ -80,11 +80,9 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
   }
 }
 
-// Adds rows in groups of kRowGroup, one group after another. The sums are equal for any number of
-// threads.
+// Adds rows in groups of kRowGroup, one group after another.
 void add_column_sums(const GemmArgs& g, int64_t rows, Range columns, const float* values,
                      int64_t ld, const Host& host) {
-  constexpr int64_t kRowGroup = 64;
   auto* const sums = static_cast<float*>(g.column_sums);
   const int64_t grain = std::max<int64_t>(kTileColumns, kConvertGrain / std::max<int64_t>(rows, 1));
   parallel(host, columns.size, grain, [&](int64_t begin, int64_t end) {
@@ -143,21 +141,34 @@ void small_products(const GemmArgs& g, const Host& host) {
 
 // ---- large products ----
 
-std::unique_ptr<Multiplier> multiplier_for(const GemmArgs& g, const Host& host, int64_t rows,
-                                           int64_t columns) {
+// A way to multiply, and the extents of the parts that it multiplies at a time.
+struct Plan {
+  std::unique_ptr<Multiplier> multiplier;
+  int64_t rows;
+  int64_t columns;
+};
+
+Plan plan_of(const GemmArgs& g, const Host& host) {
   const bool is_free = g.variant != kWidened && g.variant != kDirect;
-  if (is_free && has_few_rows(g)) return std::make_unique<FewRows>(g);
+  int64_t rows = std::min(g.m, kBlockExtent), columns = std::min(g.n, kBlockExtent);
+  if (is_free && has_few_rows(g)) return {std::make_unique<FewRows>(g), rows, columns};
   if ((is_free ? has_tiles_of(g.a.dtype) : g.variant == kDirect) && Direct::can(g, host))
-    return std::make_unique<Direct>(g);
-  return std::make_unique<Widening>(g, rows, columns);
+    return {std::make_unique<Direct>(g), rows, columns};
+  const int64_t threads = host.threads();
+  int64_t depth = g.k;
+  if (depth > kMostDepth * threads) {
+    depth = cached_extent(g.k, std::max(rows, columns), threads);
+  } else {
+    // One block of a stays widened for all columns, or one block of b for all rows.
+    rows = cached_extent(g.m, g.k, threads);
+    if (rows == g.m) columns = cached_extent(g.n, std::max(g.m, g.k), threads);
+  }
+  return {std::make_unique<Widening>(g, rows, columns, depth), rows, columns};
 }
 
 void large_products(const GemmArgs& g, const Host& host) {
-  const int64_t block_n = std::min(g.n, kBlockExtent), block_k = std::min(g.k, kBlockExtent);
-  const int64_t mb = block_extent(g.m, std::max(block_n, block_k));
-  const int64_t nb = block_extent(g.n, std::max(std::min(mb, kBlockExtent), block_k));
+  const auto [multiplier, mb, nb] = plan_of(g, host);
   const bool direct = is_sum(g), adds = direct && accumulates(g);
-  const auto multiplier = multiplier_for(g, host, mb, nb);
   const int64_t ld_sums = round_up(nb, kLineUnit), sum_count = direct ? 0 : mb * ld_sums;
   float* const sums = host.workspace(sum_count + multiplier->workspace());
   float* const workspace = sums + sum_count;

@@ -5,16 +5,22 @@
 
 namespace amp_ext::cpu {
 
-// Elements of a widened block, which stays in the cache until it is read. A block may be larger, up
-// to 16 MiB, to have kBlockExtent rows or columns, which keeps widening a small part of the work.
-constexpr int64_t kBlockElements = 1 << 20;
+// Rows that are added one after another in sums of columns. Parts are multiples, so that sums are
+// equal for any number of threads.
+constexpr int64_t kRowGroup = 64;
+
+// The measured extents of a part of a product, for each thread of a widened one. A widened block of
+// at least kCachedExtent lines stays in the cache of its thread until it is read. If k is cut, rows
+// and columns are cut less, since each operand is widened again for each block of the other.
+constexpr int64_t kMostDepth = 1024, kCachedExtent = 256, kCachedElements = 1 << 16;
 constexpr int64_t kBlockExtent = 2048;
 
 // The most elements of operands widened as a whole.
 constexpr int64_t kMostWorkspace = 1 << 22;
 
-inline int64_t block_extent(int64_t extent, int64_t other) {
-  return std::min(extent, std::max(kBlockExtent, kBlockElements / std::max<int64_t>(other, 1)));
+inline int64_t cached_extent(int64_t extent, int64_t other, int64_t threads) {
+  const int64_t lines = kCachedElements / std::max<int64_t>(other, 1) / kRowGroup * kRowGroup;
+  return std::min(extent, threads * std::max(kCachedExtent, lines));
 }
 
 // A part of a result: c = (rows of a) @ (columns of b), or c += that, in fp32. c is row-major.
@@ -40,7 +46,7 @@ class Multiplier {
 // Widens blocks to fp32 for the library's GEMM.
 class Widening final : public Multiplier {
  public:
-  Widening(const GemmArgs& g, int64_t rows, int64_t columns);
+  Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth);
 
   int64_t workspace() const override { return (rows_ + columns_) * depth_; }
   void multiply(const Part&, float* workspace, const Host&) override;

@@ -33,13 +33,8 @@ void Direct::multiply(const Part& part, float*, const Host& host) {
                      std::max(part.ldc, part.columns.size), a.transposed, b.transposed, part.adds});
 }
 
-Widening::Widening(const GemmArgs& g, int64_t rows, int64_t columns)
-    : k_(g.k),
-      rows_(rows),
-      columns_(columns),
-      depth_(block_extent(g.k, std::max(rows, columns))),
-      a_(g.a),
-      b_(g.b) {}
+Widening::Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth)
+    : k_(g.k), rows_(rows), columns_(columns), depth_(depth), a_(g.a), b_(g.b) {}
 
 void Widening::multiply(const Part& part, float* workspace, const Host& host) {
   for (int64_t p = 0; p < k_; p += depth_) {

@@ -33,6 +33,7 @@ struct LibraryGemmArgs {
 
 struct Host {
   ParallelFor parallel_for;
+  int64_t (*threads)();
   void (*library_gemm)(const LibraryGemmArgs&);
   bool has_16_bit_gemm;                // library_gemm also takes FP16 and BF16 operands
   float* (*workspace)(int64_t count);  // thread-local memory, valid until the thread's next call

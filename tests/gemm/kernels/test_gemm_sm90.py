@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from amp_ext import _C, ops
-from cases import assert_same, normal
 from gemm_kernel_cases import (
     FP16,
     OUT_TYPES,
@@ -19,7 +18,6 @@ from gemm_kernel_cases import (
     placed,
     planned,
     product_for,
-    run,
 )
 from ptx_backend.backend import Ptx, Schedule
 
@@ -27,15 +25,6 @@ pytestmark = [pytest.mark.full, pytest.mark.ptx]
 
 SEEDS = range(6)  # asynchronous copies are early, late and at random by turns
 BOX_ROWS = 64  # as in amp_ext::Sm90Tile
-
-
-@every_sm90_tile
-def test_operands_elsewhere(tile: Tile) -> None:
-    """Cached tensor maps serve equal sizes at other addresses, then other rows."""
-    gemms = [product_for(tile, *tile.of(1, 1), 2 * tile.k, FP16) for _ in range(3)]
-    gemms.append(product_for(tile, *tile.of(1, 1), 3 * tile.k, FP16))
-    for gemm in (*gemms, *gemms):
-        check(gemm, tile)
 
 
 @every_sm90_tile
@@ -65,18 +54,6 @@ def test_shares_of_unequal_numbers_of_steps(ptx: Ptx, tile: Tile, splits: int) -
         gemm = product_for(tile, *tile.of(2, 2), 7 * tile.k - 3)
         check(gemm, tile, splits=splits, schedule=Schedule(blocks + splits, blocks))
         assert f" {splits} splits" in ptx.plan()
-
-
-@every_sm90_tile
-@pytest.mark.parametrize("splits", [2, 3])
-def test_shares_are_added_in_one_order(tile: Tile, splits: int) -> None:
-    """Shares are added in one order, whichever ends last."""
-    gemm = product_for(tile, *tile.of(2, 2), 9 * tile.k, make=normal)
-    gemm = gemm._replace(aux=torch.zeros(gemm.shape))
-    results = [run(gemm, tile, schedule=Schedule(seed, 6), splits=splits) for seed in SEEDS]
-    for out, _, column_sums in results:
-        assert_same(out, results[0].out)
-        assert_same(column_sums, results[0].column_sums)
 
 
 def test_a_refused_tensor_map_is_not_the_end(ptx: Ptx) -> None:

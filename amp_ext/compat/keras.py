@@ -1,8 +1,7 @@
-"""Set the dtypes of computation in modules, by policies."""
+"""Set the dtypes of computation in modules, by the policies of Keras 3."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -10,6 +9,8 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from amp_ext.compat.casting import HALVES, Cast, Casts, check_module, give_casts
+
+__all__ = ["apply_policy"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -20,66 +21,9 @@ _CASTS = {
 }
 
 
-@dataclass(frozen=True)
-class Policy:
-    """``keras.DTypePolicy``, also ``keras.mixed_precision.Policy``, with float32 variables.
-
-    Attributes:
-        name: "float32", "mixed_float16" or "mixed_bfloat16".
-
-    Raises:
-        ValueError: another name. "float16", for example, would keep variables in float16.
-    """
-
-    name: str
-
-    def __post_init__(self) -> None:
-        if self.name not in _CASTS:
-            expected = ", ".join(map(repr, _CASTS))
-            mixed = f"mixed_{self.name}"
-            hint = f" Variables stay float32: write {mixed!r}." if mixed in _CASTS else ""
-            raise ValueError(f"Policy: name: expected one of {expected}, got {self.name!r}.{hint}")
-
-    @property
-    def compute_dtype(self) -> str:
-        return self.name.removeprefix("mixed_")
-
-    @property
-    def variable_dtype(self) -> str:
-        return "float32"
-
-
-_global_policy = Policy("float32")
-
-
-def set_global_policy(policy: str | Policy) -> None:
-    """Set the default policy of :func:`apply_policy`, in every thread.
-
-    The function stands for ``keras.mixed_precision.set_global_policy`` and
-    ``keras.config.set_dtype_policy``. Modules of torch, unlike layers of Keras, do not read the
-    global policy.
-
-    Raises:
-        ValueError: a name that :class:`Policy` does not take.
-    """
-    global _global_policy
-    _global_policy = _as_policy(policy)
-
-
-def global_policy() -> Policy:
-    """Return the global policy; "float32" at the start."""
-    return _global_policy
-
-
-def _as_policy(policy: str | Policy | None) -> Policy:
-    if policy is None:
-        return _global_policy
-    return policy if isinstance(policy, Policy) else Policy(policy)
-
-
 def apply_policy(
     module: Module,
-    policy: str | Policy | None = None,
+    policy: str,
     *,
     only: type[nn.Module] | tuple[type[nn.Module], ...] | None = None,
 ) -> Module:
@@ -92,11 +36,11 @@ def apply_policy(
 
     The module stays the same object, with the same parameters, hooks and state dict. Its class
     becomes a subclass of its class. Copies and pickles have the policy, and ``torch.compile``
-    traces it. ``module.dtype_policy`` is the policy; a second call changes it.
+    traces it. ``module.dtype_policy`` is the policy's name; a second call changes it.
 
     Args:
         module: a module with float32 parameters.
-        policy: a :class:`Policy` or its name; the global policy when None.
+        policy: "float32", "mixed_float16" or "mixed_bfloat16".
         only: classes. Instances of them among the module and its submodules get the policy.
 
     Returns:
@@ -104,10 +48,15 @@ def apply_policy(
 
     Raises:
         TypeError: ``module`` is no module, or has another ``forward`` than its class.
-        ValueError: 16-bit parameters; no module is of the classes in ``only``; the ``out_proj`` of
+        ValueError: another policy, as "float16", which would keep variables in float16; 16-bit
+            parameters; no module is of the classes in ``only``; the ``out_proj`` of
             ``nn.MultiheadAttention``, since it is never called. No module has changed then.
     """
-    policy = _as_policy(policy)
+    if policy not in _CASTS:
+        expected = ", ".join(map(repr, _CASTS))
+        mixed = f"mixed_{policy}"
+        hint = f" Variables stay float32: write {mixed!r}." if mixed in _CASTS else ""
+        raise ValueError(f"apply_policy: policy: expected one of {expected}, got {policy!r}.{hint}")
     if not isinstance(module, nn.Module):
         raise TypeError(f"apply_policy: module: expected a torch.nn.Module, got {module!r}.")
     chosen = [module] if only is None else [m for m in module.modules() if isinstance(m, only)]
@@ -123,7 +72,7 @@ def apply_policy(
     for each in chosen:
         if not hasattr(each, "dtype_policy"):
             each.register_forward_pre_hook(_keep_from_fast_paths)
-        give_casts(each, _CASTS[policy.name])
+        give_casts(each, _CASTS[policy])
         each.dtype_policy = policy
     return module
 
