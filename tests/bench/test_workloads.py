@@ -47,7 +47,7 @@ def run(capsys, name: str, amp: str, *options: object) -> tuple[list[str], dict[
     ("value", "text"), [(0.01234, "0.0123"), (999.4, "999"), (999.7, "1,000"), (12345.6, "12,346")]
 )
 def test_three_digits_have_no_exponent(value: float, text: str) -> None:
-    assert importlib.import_module("workloads.common").three_digits(value) == text
+    assert importlib.import_module("harness.table").three_digits(value) == text
 
 
 @pytest.mark.parametrize("amp", AMPS)
