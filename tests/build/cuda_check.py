@@ -11,7 +11,8 @@ It fails on:
 - register spills, local memory, and a missing architecture;
 - ptxas remarks about serialised or unpipelined matrix instructions (C75xx);
 - a kernel without the instructions it was written for;
-- a norm kernel that converts more than one value to FP64 between loads;
+- a list kernel that keeps too few bytes of loads in flight;
+- a norm kernel that converts too many values to FP64 between loads;
 - a kernel for 9.0 or later that accesses memory or exits before it waits for the previous kernel,
   or never lets the next one begin;
 - an sm_80 GEMM whose epilogue drops accumulators between its passes;
@@ -25,6 +26,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path += [
     str(Path(__file__).resolve().parents[1]),
@@ -61,21 +63,62 @@ ACCESSES = (
 ENDS = ("EXIT", "RET", "BRX", "JMX")
 
 
+class Walk(NamedTuple):
+    """Describe how a kernel reads a list.
+
+    Attributes:
+        loops: with many loads in flight.
+        header: of csrc/kernels, with the number of threads and of blocks for each multiprocessor.
+        prefix: of these constants' names.
+    """
+
+    loops: int
+    header: str = "lists/foreach.cuh"
+    prefix: str = "kForeach"
+
+
+# One loop for each dtype or pair of dtypes; unscale's once with stores and once without. Updates
+# have one loop, for FP32.
+WALKS = {
+    "unscale_kernel": Walk(8),
+    "check_finite_kernel": Walk(4),
+    "grad_norm_kernel": Walk(4),
+    "cast_kernel": Walk(16),
+    "adam_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
+    "sgd_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
+}
+# Conversions of grad_norm for each batch of loads: many GPUs have one fp64 unit for 64 of fp32.
+MOST_CONVERSIONS = 1
+# Bytes that the loads of a multiprocessor must keep in flight to reach the memory's bandwidth.
+# Capability 10.0 has the highest bound; sgd_kernel does not reach it yet.
+LEAST_IN_FLIGHT = 32 << 10
+LEAST_IN_FLIGHT_OF = {100: 48 << 10}
+REGISTERS = 65536  # of a multiprocessor
+
+
 # Bounds of the library with all architectures: its build takes minutes, and programs load it.
 MOST_KERNELS = 450
 MOST_BYTES = 40 << 20
 
 
-def conversions(kernel: Kernel) -> int:
-    """Return the most conversions from FP32 to FP64 without a load or a branch between them.
+def bytes_in_flight(kernel: Kernel) -> int | None:
+    """Return the bytes of loads in flight on a multiprocessor when every thread of a list kernel
+    waits.
 
-    Many GPUs have one FP64 unit for 64 of FP32.
+    The number is 16 bytes a load, times the loads of a thread, times the threads of the resident
+    blocks. A warp's registers are allocated in units of 256.
     """
-    count = most = 0
-    for name in kernel.sequence:
-        count = 0 if name.startswith(("BRA", "LDG")) else count + name.startswith("F2F.F64.F32")
-        most = max(most, count)
-    return most
+    for name, walk in WALKS.items():
+        if name in kernel.name and kernel.registers:
+            text = (ROOT / "csrc/kernels" / walk.header).read_text()
+            threads, most = (
+                int(re.search(rf"constexpr int {walk.prefix}{constant} = (\d+);", text)[1])
+                for constant in ("Threads", "BlocksPerSm")
+            )
+            block_registers = threads * ((kernel.registers + 7) // 8 * 8)
+            blocks = min(most, REGISTERS // block_registers)
+            return 16 * kernel.loads_in_flight(walk.loops) * threads * blocks
+    return None
 
 
 def remarks(log: str) -> list[str]:
@@ -114,8 +157,14 @@ def faults(kernel: Kernel) -> list[str]:
     for name, needed in NEEDED.items():
         if re.search(name, kernel.name):
             found += [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
-    if "grad_norm_kernel" in kernel.name and (count := conversions(kernel)) > 1:
-        found.append(f"{count} conversions to FP64, 1 is allowed")
+    if "grad_norm_kernel" in kernel.name and kernel.conversions > MOST_CONVERSIONS:
+        found.append(f"{kernel.conversions} conversions to FP64, {MOST_CONVERSIONS} is allowed")
+    in_flight = bytes_in_flight(kernel)
+    needed = LEAST_IN_FLIGHT
+    if "sgd_kernel" not in kernel.name:
+        needed = LEAST_IN_FLIGHT_OF.get(kernel.capability, needed)
+    if in_flight is not None and in_flight < needed:
+        found.append(f"{in_flight} bytes in flight, {needed} are needed")
     return found + early_grid(kernel)
 
 
@@ -196,15 +245,19 @@ def main() -> int:
     read_ptxas(probes_log, kernels)
     read_sass(cuobjdump(probes), kernels)
 
-    heads = ("regs", "smem", "stack", "spills", "size")
+    heads = ("regs", "smem", "stack", "spills", "size", "in flight")
     print(f"{'kernel':<48}{'arch':<8}" + "".join(f"{head:>10}" for head in heads))
     for kernel in sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.arch)):
         name = readable(kernel.name)
         problems += [f"{name} for {kernel.arch}: {fault}" for fault in faults(kernel)]
-        columns = (kernel.registers, kernel.shared, kernel.stack, kernel.spills)
-        columns += (kernel.instructions.total(),)
+        size, in_flight = kernel.instructions.total(), bytes_in_flight(kernel)
+        columns = (kernel.registers, kernel.shared, kernel.stack, kernel.spills, size)
+        columns += ("" if in_flight is None else in_flight,)
         print(f"{name:<48}{kernel.arch:<8}" + "".join(f"{column:>10}" for column in columns))
-    print("shared memory, stack and spills in bytes, size in instructions")
+    print(
+        "shared memory, stack and spills in bytes, size in instructions; in flight: the bytes\n"
+        "that a multiprocessor's loads ask for before the first is used, computed"
+    )
     print(f"{summary}, of {MOST_KERNELS} and {MOST_BYTES >> 20} MiB that are allowed")
     for kernel, sm90 in (("gemm_kernel", False), ("gemm_sm90_kernel", True)):
         print(f"\n{kernel}, by the number behind the type of its operands:")

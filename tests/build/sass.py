@@ -19,6 +19,9 @@ class Kernel:
         sequence: the instructions in their order.
         jumps: from places in it to others.
         instructions: how often each occurs.
+        batches: numbers of 16-byte loads from global memory that a thread issues before it uses the
+            first, and how often each occurs.
+        conversions: the most from fp32 to fp64 without a load or a branch between them.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Kernel:
     sequence: list[str] = field(default_factory=list)
     jumps: dict[int, int] = field(default_factory=dict)
     instructions: Counter[str] = field(default_factory=Counter)
+    batches: Counter[int] = field(default_factory=Counter)
+    conversions: int = 0
 
     @property
     def capability(self) -> int:
@@ -44,6 +49,11 @@ class Kernel:
             for name, number in self.instructions.items()
             if name.split(".")[0] == opcode and set(suffixes) <= set(name.split("."))
         )
+
+    def loads_in_flight(self, loops: int) -> int:
+        """Return the 16-byte loads that at least `loops` loops issue before the first use."""
+        sizes = sorted(self.batches.elements(), reverse=True)
+        return sizes[loops - 1] if len(sizes) >= loops else 0
 
 
 Kernels = dict[tuple[str, str], Kernel]  # by mangled name and architecture
@@ -74,17 +84,47 @@ def read_usage(usage: str, kernels: Kernels) -> None:
                 kernel.registers, kernel.stack, kernel.shared = map(int, (registers, stack, shared))
 
 
+class _Batch:
+    """Collect the loads of 16 bytes since the first unused load."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.loads = 0
+        self.arriving: set[int] = set()  # registers
+        self.conversions = 0
+
+    def add(self, name: str, operands: str) -> None:
+        registers = [int(number) for number in re.findall(r"\bR(\d+)", operands)]
+        if self.arriving & set(registers) or name.startswith(("BRA", "EXIT", "RET", "BAR")):
+            self.close()
+        if name.startswith("F2F.F64.F32"):
+            self.conversions += 1
+            self.kernel.conversions = max(self.kernel.conversions, self.conversions)
+        elif name.startswith(("BRA", "LDG")):
+            self.conversions = 0
+        if name.startswith("LDG.") and "128" in name.split("."):
+            self.loads += 1
+            self.arriving |= set(range(registers[0], registers[0] + 4))
+
+    def close(self) -> None:
+        if self.loads:
+            self.kernel.batches[self.loads] += 1
+        self.loads = 0
+        self.arriving.clear()
+
+
 def read_sass(sass: str, kernels: Kernels) -> None:
     """Add the instructions shown by `cuobjdump -sass`, without predicates."""
-    arch = kernel = None
+    arch = batch = None
     instruction = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)([^;]*)")
     for line in sass.splitlines():
         if line.startswith("arch = "):
             arch = line.removeprefix("arch = ")
         elif match := re.match(r"\s+Function : (\S+)", line):
-            kernel = kernels.setdefault((match[1], arch), Kernel(match[1], arch))
+            batch = _Batch(kernels.setdefault((match[1], arch), Kernel(match[1], arch)))
         elif match := instruction.match(line):
             if match[1].startswith(JUMPS) and (target := re.search(r"0x([0-9a-f]+)", match[2])):
-                kernel.jumps[len(kernel.sequence)] = int(target[1], 16) // BYTES
-            kernel.sequence.append(sys.intern(match[1]))
-            kernel.instructions[match[1]] += 1
+                batch.kernel.jumps[len(batch.kernel.sequence)] = int(target[1], 16) // BYTES
+            batch.kernel.sequence.append(sys.intern(match[1]))
+            batch.kernel.instructions[match[1]] += 1
+            batch.add(match[1], match[2])

@@ -31,7 +31,10 @@ Fatbin elf code:
 arch = sm_80
 \tcode for sm_80
 \t\tFunction : unscale_kernel
-{LOOP}"""
+{8 * LOOP}"""
+CHAINED = SASS
+for _to, _from in ((16, 12), (12, 8), (8, 4)):
+    CHAINED = CHAINED.replace(f"R{_to}, [R2.64", f"R{_to}, [R{_from}.64")
 CONVERTS = SASS.replace("FMUL R5, R4, R20 ;", "F2F.F64.F32 R22, R5 ; ".ljust(20)).replace(
     "@!P0 STG.E.128 [R2.64], R4", "F2F.F64.F32 R22, R5"
 )
@@ -51,6 +54,8 @@ def read(ptxas: str, sass: str) -> Kernel:
         (PTXAS, SASS, ""),
         (PTXAS.replace("0 bytes spill loads", "8 bytes spill loads"), SASS, "8 bytes of registers"),
         (PTXAS, SASS.replace("LDG.E.128", "LDG.E.64"), "no LDG.128"),
+        (PTXAS, CHAINED, "16384 bytes in flight"),
+        (PTXAS.replace("64 reg", "65 reg"), CHAINED, "8192 bytes in flight"),
         (PTXAS, SASS + "        /*0020*/   @P1 LDL.64 R4, [R1] ;", "1 loads and stores of local"),
         (PTXAS, "", "not in the binary"),
         ("", SASS, "ptxas said nothing"),
@@ -82,7 +87,7 @@ WAIT, LOAD, LATER = "/*0020*/ ACQBULK ;", "/*0030*/ LDG.E R0, [R2.64] ;", "/*005
 )
 def test_grid_that_begins_early(code: tuple[str, ...], fault: str) -> None:
     """Code of 9.0 or later waits for the previous grid before anything else, on every path."""
-    sass = SASS.replace("sm_80", "sm_90a").replace(LOOP, "".join(f"    {x}\n" for x in code))
+    sass = SASS.replace("sm_80", "sm_90a").replace(8 * LOOP, "".join(f"    {x}\n" for x in code))
     found = cuda_check.early_grid(read("", sass))
     assert fault in " ".join(found)
     assert bool(found) == bool(fault)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from amp_ext import _triton
-from sass import Kernels, read_sass, read_usage
-from triton_check import SHARED_LIMITS, faults, missing, order_faults
+from sass import Kernel, Kernels, read_sass, read_usage
+from triton_check import SHARED_LIMITS, crowding, faults, missing, order_faults
 from triton_variants import Variant
 
 USAGE = """\
@@ -51,6 +51,14 @@ def test_kernels(usage: str, sass: str, fault: str) -> None:
     found = faults(kernels["cast_kernel", "sm_90"], NEEDED, SHARED_LIMITS[90])
     assert fault in " ".join(found)
     assert bool(found) == bool(fault)
+
+
+def test_registers_of_a_launch_fit_a_multiprocessor() -> None:
+    """A launch's registers are rounded up to 256 a warp."""
+    variant = Variant("cast", None, {}, options={"num_warps": 8}, programs=4)
+    assert crowding(Kernel("cast_kernel", "sm_90", registers=64), variant) == []
+    (fault,) = crowding(Kernel("cast_kernel", "sm_90", registers=65), variant)
+    assert fault == "registers for 3 programs a multiprocessor, a launch has 4"
 
 
 LAST_READS = """\

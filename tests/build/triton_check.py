@@ -3,9 +3,10 @@
     python tests/build/triton_check.py
 
 `make cuda-check` runs it. It prints a table of the kernels. It fails where a kernel needs more
-shared memory than a block has. It fails where a kernel uses local memory, lacks the instructions it
-was written for, or reads other programs' results without waiting. It also fails where
-triton_kernels has a kernel that tests/build/triton_variants.py lacks.
+shared memory than a block has or more registers than its launch leaves. It fails where a kernel
+uses local memory, lacks the instructions it was written for, or reads other programs' results
+without waiting. It also fails where triton_kernels has a kernel that tests/build/triton_variants.py
+lacks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cuda_check import cuobjdump
+from cuda_check import REGISTERS, cuobjdump
 from sass import Kernel, Kernels, read_sass, read_usage
 from triton_variants import Variant, kernels_of, variants
 
@@ -75,6 +76,19 @@ def faults(kernel: Kernel, needed: Iterable[str], shared_limit: int) -> list[str
     if local := local_accesses(kernel):
         found.append(f"{local} loads and stores of local memory")
     return found + [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
+
+
+def crowding(kernel: Kernel, variant: Variant) -> list[str]:
+    """Return the registers that a multiprocessor lacks for its programs of a launch.
+
+    A warp gets registers in units of 256.
+    """
+    threads = 32 * variant.options.get("num_warps", 4)
+    registers = (kernel.registers + 7) // 8 * 8 * threads
+    if variant.programs * registers <= REGISTERS:
+        return []
+    fit = REGISTERS // registers
+    return [f"registers for {fit} programs a multiprocessor, a launch has {variant.programs}"]
 
 
 def order_faults(ptx: str) -> list[str]:
@@ -147,7 +161,7 @@ def main() -> int:
     print(f"{'Triton kernel':<48}{'arch':<8}" + "".join(f"{head:>10}" for head in heads))
     for (index, arch), (kernel, ptx) in zip(jobs, results, strict=True):
         variant = wanted()[index]
-        found = faults(kernel, variant.needed, SHARED_LIMITS[arch])
+        found = faults(kernel, variant.needed, SHARED_LIMITS[arch]) + crowding(kernel, variant)
         found += order_faults(ptx) if variant.last_reads else []
         problems += [f"{variant.name} for sm_{arch}: {fault}" for fault in found]
         columns = (kernel.registers, kernel.shared, kernel.stack, local_accesses(kernel))

@@ -18,6 +18,7 @@ class Variant:
         name: shown in the table; unique.
         needed: instructions that must be in the machine code, as sass.Kernel.count takes them.
         archs: its architectures.
+        programs: of a launch, for each multiprocessor. There must be registers for all of them.
         last_reads: whether the program with the last ticket reads memory that the others wrote.
     """
 
@@ -28,6 +29,7 @@ class Variant:
     options: dict[str, Any] = field(default_factory=dict)
     needed: tuple[str, ...] = ()
     archs: tuple[int, ...] = (80, 89, 90, 100, 120)
+    programs: int = 1
     last_reads: bool = False
 
 
@@ -66,6 +68,7 @@ def list_variants() -> Iterator[Variant]:
                 constexprs,
                 launcher.options,
                 ACCESSES.get(name, (READS, WRITES)),
+                programs=getattr(launcher, "programs", 1),
                 last_reads="ticket" in types,
             )
 

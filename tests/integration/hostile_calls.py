@@ -482,6 +482,32 @@ def addresses(t: Tensor) -> Tensor:
     return (at[..., None] * t.element_size() + byte + t.data_ptr()).view(-1)
 
 
+def is_own_input(values: Values, name: str) -> bool:
+    if not name.startswith("outputs["):
+        return False
+    index = int(name[8:-1])
+    to, of = values["outputs"][index], values["inputs"][index]
+    same = (to.data_ptr(), to.stride()) == (of.data_ptr(), of.stride())
+    return same and to.dtype == of.dtype and not of.is_neg()
+
+
+def shared_writes(op: str, values: Values) -> str:
+    """Return written arguments that share memory with themselves or with another argument."""
+    tensors = [(name, t) for name, t in flattened(values) if has_memory(t) and t.numel()]
+    names = {n for n, _ in tensors if n.split("[")[0] in written(op)}
+    if op == "cast_":
+        names -= {name for name in names if is_own_input(values, name)}
+    seen = {name: set(addresses(t).tolist()) for name, t in tensors if name in names}
+    for name, t in tensors:
+        if name in names and len(seen[name]) < t.numel() * t.element_size():
+            return f"elements of {name} share memory"
+    for name, bytes_ in seen.items():
+        for other, t in tensors:
+            if other != name and not bytes_.isdisjoint(addresses(t).tolist()):
+                return f"{name} and {other} share memory"
+    return ""
+
+
 def thread_state() -> dict[str, Any]:
     devices = ("cpu", "cuda")
     return {
@@ -557,6 +583,8 @@ class Call:
         for name, t in tensors:
             assert has_memory(t) or t._is_zerotensor(), f"{name} of {t.layout} was accepted"
             assert not is_freed(t), f"{name} is freed and was accepted"
+        shared = shared_writes(self.op, values)
+        assert not shared, f"{shared}, and the call was accepted"
         if "autocast" in self.context and self.op in ("linear", "mlp", "gated_mlp"):
             return "accepted"
         with torch.no_grad():
