@@ -122,7 +122,7 @@ CUDASIM_API void cudasim_limit(u64 instructions) {
 // The report of the last launch that had a fault.
 CUDASIM_API const char* cudasim_fault() { return statistics.fault.c_str(); }
 
-// From the environment: CUDASIM_ORDER, CUDASIM_ASYNC, CUDASIM_ELECT, CUDASIM_RACES, CUDASIM_FRESH.
+// From the environment: CUDASIM_ORDER, CUDASIM_ASYNC, CUDASIM_RACES, CUDASIM_FRESH.
 CUDASIM_API void cudasim_configure() {
   const auto chosen = [](const char* name, const char* otherwise) -> std::string {
     const char* const value = getenv(name);
@@ -136,7 +136,6 @@ CUDASIM_API void cudasim_configure() {
             : order == "random" ? Order::random
                                 : Order::forward;
   o.async = async == "late" ? Async::late : async == "random" ? Async::random : Async::early;
-  o.elected = atoi(chosen("CUDASIM_ELECT", "-1").c_str());
   o.races = chosen("CUDASIM_RACES", "1") == "1";
   o.fresh = chosen("CUDASIM_FRESH", "1") == "1";
 }

@@ -41,10 +41,9 @@ def jobs() -> int:
     return int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))
 
 
-def missing(nvcc: bool = True) -> str:
+def missing() -> str:
     """Return why nothing can be built here; empty when it can."""
-    tools = [CXX, "nvcc"] if nvcc else [CXX]
-    absent = [tool for tool in tools if not shutil.which(tool)]
+    absent = [tool for tool in (CXX, "nvcc") if not shutil.which(tool)]
     return f"there is no {' and no '.join(absent)}" if absent else ""
 
 
@@ -129,16 +128,21 @@ def linked(name: str, objects: Iterable[Path], flags: Sequence[str] = ()) -> Pat
     return made
 
 
-def library(name: str = "cudasim", more: Sequence[Path] = (), flags: Sequence[str] = ()) -> Path:
-    """Return the executor as a shared library.
+def library() -> Path:
+    """Return the executor as a shared library."""
+    return linked("cudasim", _executor(), ["-Wl,-z,defs"])
 
-    Args:
-        name: the library's.
-        more: further sources, compiled with `flags`.
-        flags: of `more`, such as folders of headers.
-    """
-    objects = compiled([HERE / "api.cpp", *sorted((HERE / "ptx").rglob("*.cpp"))])
-    return linked(name, [*objects, *(compiled(more, flags) if more else [])], ["-Wl,-z,defs"])
+
+def kernels() -> Path:
+    """Return the executor as the library of kernels of a CUDA runtime."""
+    runtime = HERE / "runtime"
+    flags = [f"-I{runtime}", f"-isystem{toolkit_include()}"]
+    objects = compiled([runtime / "kernels.cpp"], flags)
+    return linked("runtime", [*_executor(), *objects], ["-Wl,-z,defs"])
+
+
+def _executor() -> list[Path]:
+    return compiled([HERE / "api.cpp", *sorted((HERE / "ptx").rglob("*.cpp"))])
 
 
 def ptx(units: Iterable[tuple[Path, Sequence[str]]], architecture: str, into: Path) -> Path:
@@ -159,9 +163,9 @@ def ptx(units: Iterable[tuple[Path, Sequence[str]]], architecture: str, into: Pa
         depends = folder / f"{name}.d"
         command = ["nvcc", "-ptx", f"-arch=compute_{architecture}", "-lineinfo", *flags]
         command += ["-MD", "-MF", str(depends), str(source)]
-        if not made.exists() or record.read_text() != _key(compiler, command, depends):
+        if not made.exists() or record.read_text() != key(compiler, command, depends):
             run(command, made)
-            record.write_text(_key(compiler, command, depends))
+            record.write_text(key(compiler, command, depends))
         return made
 
     with alone(folder), ThreadPoolExecutor(jobs()) as pool:
@@ -171,8 +175,8 @@ def ptx(units: Iterable[tuple[Path, Sequence[str]]], architecture: str, into: Pa
     return folder
 
 
-def _key(compiler: str, command: Sequence[str], depends: Path) -> str:
-    """Return the hash of a command and of the files that it read."""
+def key(compiler: str, command: Sequence[str], depends: Path) -> str:
+    """Return the hash of a compiler, a command and the files that it read."""
     files = depends.read_text().split(":", 1)[1].replace("\\\n", " ").split()
     own = [Path(file) for file in files if "/targets/" not in file and "/usr/" not in file]
     contents = [path.read_bytes() if path.exists() else b"" for path in own]

@@ -106,15 +106,13 @@ def environment(ptx: Path | None) -> dict[str, str]:
             build.compiled([SOURCES / "fallback.cpp"], of_torch),
             [f"-L{torch / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cpu"],
         )
-    seam = [f"-I{SOURCES}", *include]
     found = {
         "LD_PRELOAD": f"{runtime}:{nvml}",
         "TRITON_LIBCUDA_PATH": str(driver.parent),
         "FAKE_CUDA_FALLBACK": str(fallback),
     }
     if ptx:
-        library = build.library("runtime", [SOURCES / "kernels.cpp"], seam)
-        found |= {"FAKE_CUDA_KERNELS": str(library), "CUDASIM_PTX": str(ptx)}
+        found |= {"FAKE_CUDA_KERNELS": str(build.kernels()), "CUDASIM_PTX": str(ptx)}
     return found
 
 

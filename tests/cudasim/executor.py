@@ -29,7 +29,7 @@ def _library() -> ctypes.CDLL:
 
 
 def configure(**options: object) -> None:
-    """Choose order, async, elect, races and fresh for the launches to come."""
+    """Choose order, async, races and fresh for the launches to come."""
     os.environ.update({f"CUDASIM_{name.upper()}": str(value) for name, value in options.items()})
     _library().cudasim_configure()
 

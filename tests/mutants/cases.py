@@ -100,7 +100,7 @@ def case(
 
 # ---- lists --------------------------------------------------------------------------------------
 
-SIZES = (1, 5, 37, 2051)
+SIZES = (1, 5, 47, 2051)
 
 
 def placed(values: Tensor, offset: int, around: float = NAN) -> Tensor:
@@ -119,7 +119,7 @@ def numbers(
     return [placed((torch.randn(n) * 100).to(dtype), offset, around) for n in sizes]
 
 
-def norms(grads: Sequence[Tensor]) -> Tensor:
+def norms(grads: Sequence[Any]) -> Tensor:
     return torch.full((len(grads),), NAN)
 
 
@@ -145,18 +145,16 @@ def of_lists() -> Iterator[Case]:
             each_norm = {"norms": norms(turns), "loose": loose}
             yield case(f"{text}, of each", "grad_norm", turns, scalar(0), **each_norm)
         yield case(name, "grad_norm", grads(), scalar(0), scalar(0.0123), loose=loose)
+        each_norm = {"norms": norms(SIZES), "loose": loose}
+        yield case(f"{name}, of each", "grad_norm", grads(), scalar(0), **each_norm)
     for dtype, other in itertools.product((F16, BF16, F32, F64), repeat=2):
-        for offset, place in (
-            (0, 0),
-            (1, 1),
-            (1, 3),
-            (0, 4),
-            (1, 0),
-            (0, 1),
-        ):  # aligned alike, or not
+        aligned, unlike = ((0, 0), (1, 1)), ((1, 3), (0, 4), (1, 0), (0, 1), (0, 3), (0, 7))
+        for offset, place in (*aligned, *unlike):
             text = f"{str(dtype)[6:]} from {offset} to {str(other)[6:]} from {place}"
             out = numbers(other, offset=place, around=7.0)
             yield case(text, "cast_", out, numbers(dtype, offset=offset))
+    subnormal = [x * 1e-7 for x in numbers(BF16)]
+    yield case("to subnormal float16", "cast_", numbers(F16, around=7.0), subnormal)
     for dtype, offset in itertools.product((F16, BF16, F32, F64), (0, 1)):
         name = f"of bad {str(dtype)[6:]} from {offset}"
         yield each(f"{name}", "check_finite", bad_lists(dtype, offset))
@@ -169,6 +167,10 @@ def of_lists() -> Iterator[Case]:
         clip = {"norm": scalar(norm), "max_norm": 1.0}
         yield case(name, "unscale_", grads, scalar(0), scalar(0.5), **clip)
         yield case(f"{name}, 1", "unscale_", grads, scalar(0), scalar(1.0), **clip)
+    bad = numbers(F16, (70_000, 3, 40_000))
+    bad[0][0] = bad[-1][-1] = INF
+    yield case("large, bad at both ends", "unscale_", bad, scalar(0), scalar(0.0123))
+    yield case("large, bad at both ends", "check_finite", bad, scalar(0))
     large = numbers(F16, (70_000, 3, 40_000))
     yield case("large", "unscale_", large, scalar(0), scalar(0.0123))
     yield case("large", "grad_norm", large, scalar(0), loose=1e-6)
@@ -187,11 +189,27 @@ def of_lists() -> Iterator[Case]:
         yield case(name, "grad_norm", extreme, scalar(0), loose=1e-6)
         each_norm = {"norms": norms(extreme), "loose": 1e-6}
         yield case(f"{name}, of each", "grad_norm", extreme, scalar(0), **each_norm)
+    for dtype in (F16, BF16, F32):
+        name, sizes = str(dtype)[6:], (5, 2051, 16391)
+        small = numbers(dtype, sizes)
+        yield case(f"{name} times 1e-23", "grad_norm", small, scalar(0), scalar(1e-23), loose=1e-6)
+        factor = scalar(1e-20 if dtype == F16 else 1)
+        for each_norm in ({}, {"norms": norms(small)}):
+            least = [least_numbers(dtype, size) for size in sizes]
+            text = f"least {name}{', of each' * bool(each_norm)}"
+            yield case(text, "grad_norm", least, scalar(0), factor, loose=1e-6, **each_norm)
     many = [x.clone() for x in many]
     many[-1][-1] = INF
     yield case("many, one bad", "unscale_", many, scalar(0), scalar(0.0123))
     yield case("many, one bad", "check_finite", many, scalar(0))
     yield from of_scales()
+
+
+def least_numbers(dtype: torch.dtype, size: int) -> Tensor:
+    """Return the least number that is not 0 in every second place, and zeros."""
+    numbers, info = torch.zeros(size, dtype=dtype), torch.finfo(dtype)
+    numbers[::2] = info.smallest_normal * info.eps
+    return numbers
 
 
 def bad_lists(dtype: torch.dtype, offset: int) -> Iterator[list[Tensor]]:
@@ -304,8 +322,15 @@ def of_optimizers() -> Iterator[Case]:
         yield case(f"{text} with copies from 1", op, **given)
         for i in range(4):
             kinds = tuple(BF16 if i == j else F32 for j in range(4))
-            yield case(f"{text} of kinds {i}", op, **state(op, sizes, kinds, **own))
+            yield case(f"{text} of kinds {i}", op, **state(op, (6203,), kinds, **own))
         yield case(f"{text} by chance", op, **state(op, sizes, (BF16,) * 4, **chance, **own))
+        given = state(op, (70, 9), (BF16,) * 4, **chance, **own)
+        for grad in given["grads"]:
+            grad[::3] = INF
+        yield case(f"{text} by chance, of infinities", op, **given)
+        out_of_range = {"found_inf": scalar(0), "inv_scale": scalar(3e38), "norm": scalar(1e30)}
+        given = state(op, range(3, 32, 4), plain, 1, **out_of_range, max_norm=1.0, **own)
+        yield case(f"{text} scaled out of range", op, **given)
         yield case(f"{text} scaled", op, **state(op, sizes, plain, **scalars, **clip, **own))
         lr = {"tensor_lr": scalar(0.03)}
         yield case(f"{text} lr", op, **state(op, sizes, (F32, BF16, F32, F32), **lr, **own))
@@ -313,6 +338,7 @@ def of_optimizers() -> Iterator[Case]:
         for name, more in (
             ("skipped", {"found_inf": scalar(1)}),
             ("of a bad norm", {"found_inf": scalar(0), "norm": scalar(INF), "max_norm": 1.0}),
+            ("of a bad norm alone", {"norm": scalar(INF), "max_norm": 1.0}),
         ):
             yield case(name, op, **state(op, sizes, plain, **own, **more))
         yield case("many", op, **state(op, [i % 4 for i in range(60)], plain, **own))
@@ -380,6 +406,8 @@ def of_products(
         text, shares = f"{text} of a batch in 4 shares", operands(dtype, 136, i, (2,))
         more = {"sum_batch": True, "out_dtype": out, "prepare": forced(splits=4)}
         yield case(text, "gemm", *shares, **more)
+        few = operands(dtype, 24, i)
+        yield case(f"{text}, one step", "gemm", *few, out_dtype=out, prepare=forced())
         text, c = f"{text} with c by columns", by(False, integers(m, n, dtype=out))
         more = {"c": c, "out_dtype": out, "prepare": forced()}
         yield case(text, "gemm", *operands(dtype, 136, i), **more)
@@ -389,8 +417,15 @@ def of_products(
     for out in (F32, F16):
         bias = integers(n, dtype=F16)
         c = integers(m, n, dtype=out)
-        more = {"bias": bias, "c": c, "alpha": 2.0, "beta": -3.0, "out_dtype": out}
+        more = {"bias": bias, "c": c, "alpha": 101.0, "beta": -3.0, "out_dtype": out}
         yield case(f"{name} with c to {out}", "gemm", *operands(F16), **more, prepare=forced())
+    for more in ({}, {"bias": integers(n, dtype=F16)}):  # results that are rounded
+        more |= {"alpha": 101.0, "out_dtype": F16, "prepare": forced()}
+        yield case(f"{name} rounded, with {len(more)}", "gemm", *operands(F16), **more)
+    for dtype in () if sm90 else (F32, F16, BF16):
+        bias = integers(2 * n, dtype=dtype)[::2]
+        more = {"bias": bias, "out_dtype": F32, "prepare": forced()}
+        yield case(f"{name} with strided bias {dtype}", "gemm", *operands(F16, 72), **more)
     if sm90:  # several tiles of a block, and more steps than stages
         m, n, k = 3 * m, 3 * n, 648
         for out in (F32, F16):
@@ -426,10 +461,33 @@ def of_products(
         yield case(f"{name} {activation}", "gemm_with_aux", a, b, **with_bias)
         aux = {"activation": activation, **loose}
         at = integers(m, n, dtype=out)
-        at[0, 0] = NAN
+        at[:16:8, :32] = NAN  # for each register of a thread that has an element of row 0
         yield case(f"{name} {activation}", "gemm_times_derivative", a, b, at, **aux)
         text, at = f"{name} {activation} by columns", by(False, integers(m, n, dtype=out))
         yield case(text, "gemm_times_derivative", a, b, at, **aux)
+    a, b = operands(F16, 72)  # pre-activations that are rounded
+    more = {"bias": integers(n, dtype=F16), "activation": "relu", "out_dtype": F16}
+    yield case(f"{name} rounded", "gemm_with_aux", a * 64, b, **more, prepare=forced())
+    if sm90:
+        a, b = integers(4 * m, 24, dtype=F16), by(False, integers(24, 4 * n, dtype=F16))
+        more = {"bias": integers(4 * n, dtype=F16), "out_dtype": F16, "prepare": forced()}
+        yield case(f"{name}, many of one step", "gemm", a, b, **more)
+        a, b = integers(m, 72, dtype=F16), by(False, integers(72, 40, dtype=F16))
+        more = {"c": integers(m, 40, dtype=F32), "out_dtype": F32, "prepare": forced()}
+        yield case(f"{name} of few columns", "gemm", a, b, **more)
+    a, b = (x / 4 for x in operands(F16, 72))
+    # Rows beyond the matrix are zeros, times infinities NaN.
+    for rows, value in itertools.product((88, 96), (1.0, INF)) if sm90 else ():
+        ones, factors = torch.ones(rows, 72, dtype=F16), b.clone()
+        factors[0] = value
+        at, aux = integers(rows, n, dtype=F32).abs(), {"activation": "silu", "out_dtype": F32}
+        text, given = f"{name} of {rows} rows and {value}", (ones, factors, at)
+        yield case(text, "gemm_times_derivative", *given, **aux, loose=1e-5, prepare=forced())
+    for out in () if sm90 else (F16, F32):  # the last row is aligned, and ends within a vector
+        a, b = integers(9, 72, dtype=F16), by(False, integers(72, n - 5, dtype=F16))
+        at, more = integers(9, n - 5, dtype=out), {"activation": "relu", "out_dtype": out}
+        text = f"{name} of 9 rows to {out}"
+        yield case(text, "gemm_times_derivative", a, b, at, **more, prepare=forced())
     if not sm90:  # several tiles, of which a group has not all
         a, b = integers(3 * m, 40, dtype=F16), by(False, integers(40, 2 * n, dtype=F16))
         yield case(f"{name}, many", "gemm", a, b, out_dtype=F32, prepare=forced())

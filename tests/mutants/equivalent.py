@@ -25,6 +25,13 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "a factor of 1 changes nothing; the kernel looks for one bad element, in any order",
     ),
     Equivalent(
+        "unscale_kernel",
+        "",
+        "swap",
+        r"ld\.global\.v2\.u64 .*\[%rd\d+\+-16384\]",
+        "the loop over fp64 with a factor of 1 looks for one bad element, in any order",
+    ),
+    Equivalent(
         "grad_norm_kernel",
         "",
         "swap",
@@ -68,18 +75,32 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "the address of an element of two bytes or more is even",
     ),
     Equivalent(
-        "gemm_kernel",
+        r"gemm_kernel<\w+, 8,",
         "ptx::cp_async_wait<kStages - 2>();",
         "",
         r"cp\.async\.wait_group 0 -> .*",
-        "tiles of two stages, which take operands of any alignment, copy nothing asynchronously",
+        "this tile, of two stages and for operands of any alignment, copies nothing asynchronously",
     ),
     Equivalent(
-        "gemm_kernel",
+        r"gemm_kernel<\w+, 8,",
         "ptx::cp_async_commit();",
         "drop",
         r"cp\.async\.commit_group",
-        "tiles of two stages, which take operands of any alignment, copy nothing asynchronously",
+        "this tile, of two stages and for operands of any alignment, copies nothing asynchronously",
+    ),
+    Equivalent(
+        "cast_kernel",
+        "? elements_to_alignment(to) : elements_to_alignment(from);",
+        "immediate",
+        r"and\.b64",
+        "behind another head no side is aligned, and elements are cast one by one",
+    ),
+    Equivalent(
+        "cast_kernel",
+        "elements_to_alignment(to + head) == 0 && elements_to_alignment(from + head) == 0;",
+        "immediate",
+        r"and\.b64.* 14 -> .* 12",
+        "the narrower side, which the head aligns, is not misaligned here",
     ),
     # The search for the tensor of a block's first chunk.
     Equivalent(
@@ -103,7 +124,141 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         r"sub\.s32",
         "two blocks share the pieces evenly; the updates have three blocks and the same lines",
     ),
+    # Values of every call.
+    Equivalent(
+        r"gemm_kernel<\w+, 4, \(amp_ext::Major\)0, \(amp_ext::Major\)0>",
+        "",
+        "negate",
+        r"setp\.ne\.s64 .*, 1 ->",
+        "the aux lies by rows: it is copied where it does not",
+    ),
+    Equivalent(
+        "gemm_kernel",
+        "load_vector(other, g.aux, place);",
+        "negate",
+        r"^@|setp\.ne\.s64 .*, 1 ->",
+        "the aux lies by rows: it is copied where it does not",
+    ),
+    Equivalent(
+        r"gemm_sm90_kernel<\w+, 2,",
+        "if (stores == 1)",
+        "negate",
+        r"setp|^@",
+        "this tile has four boxes: a wait for all stores is stronger than one for all but two",
+    ),
+    Equivalent(
+        "gemm_sm90_kernel",
+        "if (i >= rows || j >= columns) continue;",
+        "negate",
+        r"or\.pred",
+        "TMA stores nothing of a box beyond the matrix",
+    ),
+    Equivalent(
+        "gemm_sm90_kernel",
+        "const int order = row / (kSwizzleRowBytes / kRowBytes) % kChunks;",
+        "immediate",
+        r"268435448 -> .* 268435440",
+        "the row is one of the first eight of a warp's sixteen",
+    ),
+    Equivalent(
+        "gemm_sm90_kernel",
+        "meet(leads, plan_.boxes - 1);",
+        "negate",
+        r"setp\.eq\.s32 .*, 2 ->",
+        "a plain result has two or four boxes: a wait for all stores but one is the stronger one",
+    ),
+    Equivalent(
+        r"gemm_sm90_kernel<\w+, 5,",
+        "ptx::bulk_wait_read<1>();",
+        "drop",
+        "",
+        "a tile has a box for each of its parts; the next tile waits for all stores",
+    ),
+    Equivalent(
+        r"gemm_sm90_kernel<\w+, 5,",
+        "else if (stores == 2)\nmeet(is_leader(), stores_read());",
+        "negate",
+        "",
+        "a tile has a box for each of its parts; the next tile waits for all stores",
+    ),
+    Equivalent(
+        "gemm_sm90_kernel",
+        "if (is_leader()) ptx::bulk_wait_read<0>();",
+        "immediate",
+        r"and\.b32.* 127 -> .* 126",
+        "the other thread has no stores to wait for",
+    ),
+    Equivalent(
+        r"gemm_sm90_kernel<\w+, 5,",
+        "if (has_side() && is_leader() && number >= stores_read())",
+        "negate",
+        "setp",
+        "a tile has a box for each of its parts: there is no more to load",
+    ),
+    Equivalent(
+        "gemm_sm90_kernel",
+        "ptx::mbarrier_arrive_expect_tx(full, Gemm::kTile.stage_bytes());",
+        "weaken",
+        "",
+        "the producer has written nothing that it could release: TMA writes the stage",
+    ),
+    Equivalent(
+        "gemm_sm90_kernel",
+        "if (lane == 0) ptx::mbarrier_arrive(header.bias_full[at]);",
+        "negate",
+        "",
+        "31 lanes end 31 phases, of the same parity, once all of the bias is written",
+    ),
+    Equivalent(
+        r"gemm_sm90_kernel<\w+, 5,",
+        "if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header_.bias_empty[at_]);",
+        "negate",
+        "^@",
+        "any warp may arrive, since meet() orders the reads; 31 arrivals leave the parity of one",
+    ),
+    Equivalent(
+        "gemm_sm90_kernel",
+        "ptx::warp_sync();\n}",  # of ~StagedBias()
+        "drop",
+        "",
+        "meet() orders the reads of the bias, all of which come before it",
+    ),
+    Equivalent(
+        "gemm_sm90_kernel",
+        "return i / kGroupSize * kGroupColumns + consumer_thread() % 4 * 2 + i % 2;",
+        "immediate",
+        r"and\.b32.* -128 -> .* -256",
+        "the remainder of 4 is the same",
+    ),
+    Equivalent(
+        "gemm_sm90_kernel",
+        "if (consumer_thread() % 32 < 4) sums[Part::column(i)] = sum;",
+        "immediate",
+        r"and\.b32.*( -128 ->| 31 -> .* 30| 536870908 -> .* 536870904)",
+        "the condition holds for the same lanes",
+    ),
     # The store of found_inf.
+    Equivalent(
+        "unscale_kernel",
+        "if (threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);",
+        "negate",
+        "^@",
+        "other threads of the block store the same 1",
+    ),
+    Equivalent(
+        UPDATES,
+        "if (blockIdx.x == 0 && threadIdx.x == 0 && scalars.found_inf)",
+        "negate",
+        r"or\.pred",
+        "other threads and blocks store the same 1",
+    ),
+    Equivalent(
+        UPDATES,
+        "ptx::store_any(scalars.found_inf, 1.0f);",
+        "weaken",
+        r"atom\.global",
+        "one thread of the grid stores it",
+    ),
     Equivalent(
         "(unscale|check_finite)_kernel",
         "threadIdx.x == 0) ptx::store_any(found_inf, 1.0f);",
@@ -112,6 +267,20 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "other threads of the block store the same 1",
     ),
     # The comparison of steps.
+    Equivalent(
+        rf"{UPDATES}<amp_ext::InlineTable<.*, 1024>",
+        "differ |= *entries[i].step != *step;",
+        "immediate",
+        r"and\.b32.* 255 -> .* 254",
+        "the smallest table has fewer tensors than a block has threads: each compares one step",
+    ),
+    Equivalent(
+        "sgd_kernel",
+        "if (threadIdx.x == 0) set_factors(entry.step);",
+        "drop",
+        r"st\.shared\.v4",
+        "the first four factors are the same at each step",
+    ),
     Equivalent(
         UPDATES,
         "differ |= *entries[i].step != *step;",
@@ -122,10 +291,10 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     # Lanes of a warp.
     Equivalent(
         "gemm_kernel",
-        "const int lane = threadIdx.x % 32;",
+        "const int lane = threadIdx.x % 32;",  # of FragmentReader alone
         "immediate",
         r"and\.b32.* 31 -> .* 30",
-        "the lane's quad or matrix is taken from it, which the lowest bit does not change",
+        "every use shifts it right, in all instances: the row in a matrix has a mask of its own",
     ),
     # Sums.
     Equivalent(
@@ -153,8 +322,15 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "grad_norm_kernel",
         "at[i / kSize * kForeachThreads * kSize + i % kSize]",
         "immediate",
-        r"-2048 -> .* -4096",
+        r"-2048 -> .* -4096|-4096 -> .* -8192",
         "the batch has one unit, whose index is 0",
+    ),
+    Equivalent(
+        "grad_norm_kernel",
+        "for (int k = 0; k < decltype(size)::value; ++k)",
+        "immediate",
+        r"and\.b32.* -2048 -> .* -4096",
+        "the rest of the batches is added pack by pack",
     ),
     Equivalent(
         "grad_norm_kernel",
@@ -165,7 +341,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     ),
     # Places at which an element is done.
     Equivalent(
-        LISTS,
+        f"{LISTS}|{UPDATES}",
         "ptx::reversed_bits(chunk)",
         "immediate",
         r"and\.b32",

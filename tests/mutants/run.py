@@ -1,6 +1,6 @@
 """Break the compiled CUDA kernels by rule; the small calls of cases.py must fail each time.
 
-    python fake_cuda/run.py --kernels ptx --capability 80 mutants/run.py [--most N] [--seed N] ...
+    python fake_cuda/run.py --capability 80 mutants/run.py [--most N] [--seed N] ...
 
 The script prints the survivors, and a line for each kernel. The exit status is 1 when something
 survives.

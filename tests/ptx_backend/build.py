@@ -77,21 +77,13 @@ def _nvcc() -> str:
     return subprocess.run(["nvcc", "--version"], capture_output=True, text=True).stdout
 
 
-def _key(command: Sequence[str], depends: Path) -> str:
-    """Return the hash of a command and of the files that it read."""
-    files = depends.read_text().split(":", 1)[1].replace("\\\n", " ").split()
-    own = [Path(file) for file in files if "/targets/" not in file and "/usr/" not in file]
-    contents = [path.read_bytes() if path.exists() else b"" for path in own]
-    return cudasim.digest(_nvcc(), *command, *contents)
-
-
 def compile(unit: Unit, architecture: str, into: Path) -> Path:
     """Return the object of a source; its PTX, where it has kernels, is beside it."""
     made = into / f"{unit.source.parent.name}_{unit.source.stem}.o"
     record, depends = made.with_suffix(".key"), made.with_suffix(".d")
     code = f"-gencode=arch=compute_{architecture},code=compute_{architecture}"
     command = ["nvcc", *unit.flags, code, "-lineinfo", "-MD", "-c", str(unit.source)]
-    if not made.exists() or record.read_text() != _key(command, depends):
+    if not made.exists() or record.read_text() != cudasim.key(_nvcc(), command, depends):
         with TemporaryDirectory(dir=into) as kept:
             unfinished = Path(kept) / "whole.o"
             files = [f"-keep-dir={kept}", "-MF", str(depends), "-o", str(unfinished)]
@@ -99,7 +91,7 @@ def compile(unit: Unit, architecture: str, into: Path) -> Path:
             if unit.source.suffix == ".cu":
                 (Path(kept) / f"{unit.source.stem}.ptx").replace(made.with_suffix(".ptx"))
             unfinished.replace(made)
-        record.write_text(_key(command, depends))
+        record.write_text(cudasim.key(_nvcc(), command, depends))
     return made
 
 
@@ -139,7 +131,7 @@ def link(
     with cudasim.alone(host), ThreadPoolExecutor(cudasim.jobs()) as pool:
         own = [Unit(source, flags) for source in (HERE / "runtime.cpp", *sources)]
         whole = [*objects, *pool.map(lambda unit: compile(unit, architecture, host), own)]
-        built = cudasim.library("runtime", [RUNTIME / "kernels.cpp"], runtime_flags())
+        built = cudasim.kernels()
         executor = folder / built.name  # a copy, with PTX of its own
         if not executor.exists():
             shutil.copy(built, executor)
@@ -188,8 +180,3 @@ def edited(architecture: str, folder: Path, edits: Mapping[str, tuple[str, str]]
         assert count, f"{name}: nothing matches {pattern}"
         path.write_text(text)
     return link("ops", sorted(folder.glob("*.o")), architecture, folder, BACKEND)
-
-
-def runtime_flags() -> list[str]:
-    """Return the include flags that cudasim/runtime/kernels.cpp needs."""
-    return [f"-I{RUNTIME}", f"-isystem{cudasim.toolkit_include()}"]

@@ -145,8 +145,7 @@ FAKE_CUDA_API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t*
 FAKE_CUDA_API cudaError_t cudaStreamIsCapturing(cudaStream_t handle,
                                                 cudaStreamCaptureStatus* status) {
   FAKE_CUDA_LOCK;
-  const Stream* const stream = find_stream(handle);
-  if (!stream) return refuse(cudaErrorInvalidResourceHandle, "no stream");
+  FAKE_CUDA_STREAM(stream, handle);
   *status = !stream->capture           ? cudaStreamCaptureStatusNone
             : stream->capture->invalid ? cudaStreamCaptureStatusInvalidated
                                        : cudaStreamCaptureStatusActive;
@@ -188,8 +187,7 @@ FAKE_CUDA_API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_
 
 FAKE_CUDA_API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
   FAKE_CUDA_LOCK;
-  Stream* const stream = find_stream(handle);
-  if (!stream) return refuse(cudaErrorInvalidResourceHandle, "no stream");
+  FAKE_CUDA_STREAM(stream, handle);
   if (stream->capture) return refuse_captured(*stream, "cudaGraphLaunch");
   if (lost_context != cudaSuccess) return done(lost_context);
   record("graph", std::to_string(exec->nodes->size()) + " operations");

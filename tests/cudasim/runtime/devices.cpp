@@ -27,13 +27,14 @@ thread_local char reason[kText];
 bool is_recording = false;
 std::string& recorded = *new std::string;
 
-const char* variable(const char* name, const char* otherwise) {
+uint64_t number(const char* name) {
   const char* const value = getenv(name);
-  return value ? value : otherwise;
+  return value ? strtoull(value, nullptr, 10) : 0;
 }
 
-uint64_t number(const char* name, const char* otherwise) {
-  return strtoull(variable(name, otherwise), nullptr, 10);
+void explain(cudaError_t error, const char* format, va_list arguments) {
+  vsnprintf(reason, sizeof reason, format, arguments);
+  explained = error;
 }
 
 void set_order(Settings& settings, const std::string& order) {
@@ -41,14 +42,14 @@ void set_order(Settings& settings, const std::string& order) {
   settings.generator.seed(strtoull(order.c_str(), nullptr, 10));
 }
 
-Settings read_settings() {
-  Settings read{.devices = static_cast<int>(number("FAKE_CUDA_DEVICES", "1")),
-                .multiprocessors = static_cast<int>(number("FAKE_CUDA_MULTIPROCESSORS", "4")),
-                .capability = static_cast<int>(number("FAKE_CUDA_CAPABILITY", "90")),
-                .driver = static_cast<int>(number("FAKE_CUDA_DRIVER", "0")),
-                .memory = number("FAKE_CUDA_MEMORY", "8589934592"),
-                .guarded = number("FAKE_CUDA_GUARDED", "0") != 0};
-  set_order(read, variable("FAKE_CUDA_ORDER", "late"));
+Settings read_settings() {  // which the command sets, but for the driver's version
+  Settings read{.devices = static_cast<int>(number("FAKE_CUDA_DEVICES")),
+                .multiprocessors = static_cast<int>(number("FAKE_CUDA_MULTIPROCESSORS")),
+                .capability = static_cast<int>(number("FAKE_CUDA_CAPABILITY")),
+                .driver = static_cast<int>(number("FAKE_CUDA_DRIVER")),
+                .memory = number("FAKE_CUDA_MEMORY"),
+                .guarded = number("FAKE_CUDA_GUARDED") != 0};
+  set_order(read, getenv("FAKE_CUDA_ORDER"));
   if (read.driver == 0) read.driver = CUDART_VERSION;
   return read;
 }
@@ -74,16 +75,6 @@ void load_fallback() {
     return true;
   }();
   (void)loaded;
-}
-
-CUresult encode_in_context(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
-                           const cuuint64_t* sizes, const cuuint64_t* strides,
-                           const cuuint32_t* box, const cuuint32_t* steps,
-                           CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                           CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-  if (!has_context) return CUDA_ERROR_INVALID_CONTEXT;
-  return cuTensorMapEncodeTiled(map, type, rank, base, sizes, strides, box, steps, interleave,
-                                swizzle, promotion, fill);
 }
 
 }  // namespace
@@ -125,9 +116,8 @@ cudaError_t done(cudaError_t error) {
 cudaError_t refuse(cudaError_t error, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(reason, sizeof reason, format, arguments);
+  explain(error, format, arguments);
   va_end(arguments);
-  explained = error;
   return done(error);
 }
 
@@ -135,9 +125,9 @@ void lose_context(const char* format, ...) {
   if (lost_context != cudaSuccess) return;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(reason, sizeof reason, format, arguments);
+  lost_context = cudaErrorLaunchFailure;
+  explain(lost_context, format, arguments);
   va_end(arguments);
-  explained = lost_context = cudaErrorLaunchFailure;
   say(reason);
 }
 
@@ -293,9 +283,7 @@ FAKE_CUDA_API const char* cudaGetErrorString(cudaError_t error) {
 FAKE_CUDA_API cudaError_t
 cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                  cudaDriverEntryPointQueryResult* status) {
-  *function = strcmp(symbol, "cuTensorMapEncodeTiled") == 0
-                  ? reinterpret_cast<void*>(&encode_in_context)
-                  : dlsym(RTLD_DEFAULT, symbol);
+  *function = dlsym(RTLD_DEFAULT, symbol);
   if (status)
     *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;

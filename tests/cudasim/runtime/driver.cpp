@@ -74,6 +74,7 @@ FAKE_CUDA_API CUresult cuTensorMapEncodeTiled(
     const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
     const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
     CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  if (!has_context) return CUDA_ERROR_INVALID_CONTEXT;
   const auto encode =
       reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(kernels().encode_tensor_map);
   return encode(map, type, rank, base, sizes, strides, box, steps, interleave, swizzle, promotion,

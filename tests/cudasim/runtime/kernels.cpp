@@ -2,14 +2,11 @@
 #include "kernels.h"
 
 #include <cuda.h>
-#include <dirent.h>
 #include <dlfcn.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #include "copies/async.h"
 
@@ -19,68 +16,38 @@ namespace {
 
 using namespace cudasim;
 
-struct Known {
-  fake_cuda::Kernel seam;
-  u64 launches = 0;
-  double seconds = 0;
-};
+// "a::sum_kernel" of "void a::sum_kernel<float>(float*)".
+std::string without_arguments(std::string name) {
+  if (name.starts_with("void ")) name = name.substr(strlen("void "));
+  return name.substr(0, std::min(name.find('<'), name.rfind('(')));
+}
 
-std::map<std::string, Known> read_folder() {
+std::map<std::string, fake_cuda::Kernel> read_folder() {
   cudasim_configure();
-  using Bounds = bool (*)(const void*, const void**, size_t*);
-  static const auto bounds = reinterpret_cast<Bounds>(dlsym(RTLD_DEFAULT, "fake_cuda_allocation"));
-  if (bounds)
-    find_allocation = [](u64 address) {
-      const void* begin = nullptr;
-      size_t bytes = 0;
-      if (!bounds(reinterpret_cast<const void*>(address), &begin, &bytes)) return Range{};
-      const u64 first = reinterpret_cast<uintptr_t>(begin);
-      return Range{first, first + bytes};
-    };
-  std::map<std::string, Known> found;
+  if (void* const finder = dlsym(RTLD_DEFAULT, "fake_cuda_allocation"))
+    find_allocation = reinterpret_cast<FindAllocation>(finder);
+  std::map<std::string, fake_cuda::Kernel> found;
   const char* const folder = getenv("CUDASIM_PTX");
-  DIR* const listing = folder ? opendir(folder) : nullptr;
-  if (!listing) {
-    fprintf(stderr, "cudasim: CUDASIM_PTX names no folder of PTX\n");
-    abort();
-  }
-  while (const dirent* const entry = readdir(listing)) {
-    const std::string name = entry->d_name;
-    if (!name.ends_with(".ptx")) continue;
-    Module* const module = read_module(std::string(folder) + "/" + name).release();
+  std::error_code error;
+  for (const auto& file : std::filesystem::directory_iterator(folder ? folder : "", error)) {
+    if (file.path().extension() != ".ptx") continue;
+    Module* const module = read_module(file.path()).release();
     for (auto& kernel : module->kernels) {
-      Known& known = found[kernel->name];
-      known.seam = {kernel.get(), {}};
+      fake_cuda::Kernel& seam = found[kernel->name];
+      seam = {kernel.get(), without_arguments(kernel->name), {}};
       for (const Parameter& parameter : kernel->parameters)
-        known.seam.parameters.push_back(parameter.bytes);
+        seam.parameters.push_back(parameter.bytes);
     }
   }
-  closedir(listing);
-  return found;
+  if (!error) return found;
+  fprintf(stderr, "cudasim: CUDASIM_PTX names no folder of PTX\n");
+  abort();
 }
-
-std::map<std::string, Known>& kernels() {
-  static auto& all = *new auto(read_folder());
-  return all;
-}
-
-// Writes kernels and times to CUDASIM_REPORT and the process's number.
-struct Report {
-  ~Report() {
-    const char* const path = getenv("CUDASIM_REPORT");
-    if (!path || !statistics.launches) return;
-    FILE* const file = fopen(text("%s.%d", path, getpid()).c_str(), "w");
-    for (const auto& [name, known] : kernels())
-      if (known.launches)
-        fprintf(file, "%lu\t%.3f\t%s\n", known.launches, known.seconds, name.c_str());
-    fprintf(file, "%lu warp instructions\n", statistics.instructions);
-    fclose(file);
-  }
-} report;
 
 const fake_cuda::Kernel* find(const char* symbol) {
-  const auto found = kernels().find(demangled(symbol));
-  if (found != kernels().end()) return &found->second.seam;
+  static const auto& kernels = *new auto(read_folder());
+  const auto found = kernels.find(demangled(symbol));
+  if (found != kernels.end()) return &found->second;
   fprintf(stderr, "cudasim: no PTX of kernel %s\n", demangled(symbol).c_str());
   return nullptr;
 }
@@ -93,19 +60,12 @@ const char* launch(const cudaLaunchConfig_t& config, const fake_cuda::Kernel& se
   const auto set = [](u32 to[3], auto from) { to[0] = from.x, to[1] = from.y, to[2] = from.z; };
   set(launch.grid, config.gridDim);
   set(launch.block, config.blockDim);
-  bool begins_early = false;
-  for (unsigned i = 0; i < config.numAttrs; ++i)
-    begins_early |= config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization;
   launch.dynamic_shared = static_cast<u32>(config.dynamicSmemBytes);
   launch.parameters = parameters;
   launch.seed = seed;
-  const auto begin = std::chrono::steady_clock::now();
   fault = run(kernel, launch);
-  if (fault.empty() && begins_early && !kernel.waits_for_grid)
+  if (fault.empty() && config.numAttrs > 0 && !kernel.waits_for_grid)
     fault = kernel.name + ": begins early, and has no griddepcontrol.wait";
-  Known& known = kernels().at(kernel.name);
-  ++known.launches;
-  known.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (!fault.empty()) fprintf(stderr, "cudasim: %s\n", fault.c_str());
   return fault.c_str();
 }

@@ -5,12 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace fake_cuda {
 
 struct Kernel {
   const void* function;
+  std::string name;                // without arguments of its template
   std::vector<size_t> parameters;  // their bytes
 };
 

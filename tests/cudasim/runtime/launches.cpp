@@ -1,6 +1,4 @@
-// Launches: checked as the driver would, their parameters copied, and run by the library of
-// kernels.
-#include <cxxabi.h>
+// Launches: checked as the driver would, and run by the library of kernels.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -18,7 +16,6 @@ namespace {
 
 constexpr unsigned kMostBlocksAcross = 65535;  // along y, and z
 constexpr unsigned kMostThreads = 1024, kMostThreadsDeep = 64;
-constexpr size_t kAlignment = 64;           // of a parameter
 constexpr size_t kFewParameters = 4 << 10;  // bytes, that a driver for CUDA 12.0 takes
 constexpr int kManyParameters = 12010;
 constexpr int kWaits = 90;  // PTX of this version has griddepcontrol.wait
@@ -32,27 +29,13 @@ struct Function {
   std::vector<size_t> most_shared;  // bytes of a block, on each device
 };
 
-struct Configuration {
-  dim3 grid, block;
-  size_t shared;
-  cudaStream_t stream;
-};
-
 bool drops = false;
 int64_t early_launches = 0;
-thread_local std::vector<Configuration> pushed;  // by <<<...>>>
+thread_local std::vector<cudaLaunchConfig_t> pushed;  // by <<<...>>>
 
 std::unordered_map<const void*, Function>& functions() {
   static auto* const all = new std::unordered_map<const void*, Function>;  // for static objects
   return *all;
-}
-
-std::string name_of(const Function& function) {
-  char* const text = abi::__cxa_demangle(function.symbol, nullptr, nullptr, nullptr);
-  std::string name = text ? text : function.symbol;
-  free(text);
-  if (name.starts_with("void ")) name = name.substr(strlen("void "));
-  return name.substr(0, name.find("_kernel") + strlen("_kernel"));
 }
 
 template <class T>
@@ -110,58 +93,40 @@ const char* refusal(const cudaLaunchConfig_t& config, const Function& function, 
   return nullptr;
 }
 
-// The parameters of a launch, each in memory of its own.
-class Parameters {
- public:
-  Parameters(const Kernel& kernel, void** from) {
-    for (const size_t bytes : kernel.parameters) {
-      const size_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-      pointers_.push_back(aligned_alloc(kAlignment, whole));
-      memcpy(pointers_.back(), from[pointers_.size() - 1], bytes);
-    }
-  }
-  Parameters(const Parameters&) = delete;
-  ~Parameters() {
-    for (void* pointer : pointers_) free(pointer);
-  }
-  void** get() { return pointers_.data(); }
-
- private:
-  std::vector<void*> pointers_;
-};
-
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void** parameters) {
   Function* const function = find_function(pointer);
   if (!function)
     return refuse(cudaErrorInvalidDeviceFunction, "a launch of %p, no kernel", pointer);
-  const std::string name = name_of(*function);
+  if (!function->kernel) return refuse(cudaErrorNotSupported, "no PTX of %s", function->symbol);
+  const std::string& name = function->kernel->name;
   Stream* const stream = find_stream(config.stream);
   if (!stream || stream->device != current_device)
     return refuse(cudaErrorInvalidResourceHandle, "%s: no stream of device %d", name.c_str(),
                   current_device);
   if (const char* why = refusal(config, *function, stream->capture != nullptr))
     return refuse(cudaErrorInvalidConfiguration, "%s: %s", name.c_str(), why);
-  if (!function->kernel) {
-    fprintf(stderr, "fake cuda: nothing can run %s\n", function->symbol);
-    return refuse(cudaErrorNotSupported, "nothing can run %s", name.c_str());
-  }
   const auto& bytes = function->kernel->parameters;
   if (settings().driver < kManyParameters &&
       std::accumulate(bytes.begin(), bytes.end(), size_t{0}) > kFewParameters)
     return refuse(cudaErrorInvalidConfiguration, "%s: its bytes of parameters", name.c_str());
   has_context = true;
-  early_launches += std::any_of(config.attrs, config.attrs + config.numAttrs, [](const auto& it) {
-    return it.id == cudaLaunchAttributeProgrammaticStreamSerialization;
-  });
+  early_launches += config.numAttrs > 0;  // of another attribute, the launch is refused
+  std::vector<std::vector<char>> copies;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const char* const from = static_cast<const char*>(parameters[i]);
+    copies.emplace_back(from, from + bytes[i]);
+  }
   return enqueue(*stream, "launch", name,
-                 [name, config = config, device = current_device,
+                 [config = config, device = current_device,
                   attributes = std::vector(config.attrs, config.attrs + config.numAttrs),
                   kernel = function->kernel, seed = settings().generator(),
-                  copies = std::make_shared<Parameters>(*function->kernel, parameters)]() mutable {
+                  copies = std::move(copies)]() mutable {
                    const Access access(device);
                    config.attrs = attributes.data();
-                   const char* fault = kernels().launch(config, *kernel, copies->get(), seed);
-                   if (*fault) lose_context("%s: %s", name.c_str(), fault);
+                   std::vector<void*> pointers;
+                   for (auto& copy : copies) pointers.push_back(copy.data());
+                   const char* fault = kernels().launch(config, *kernel, pointers.data(), seed);
+                   if (*fault) lose_context("%s: %s", kernel->name.c_str(), fault);
                  });
 }
 
@@ -224,16 +189,16 @@ FAKE_CUDA_API void __cudaRegisterFunction(void** binary, const char* pointer, ch
 
 FAKE_CUDA_API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
                                                    void* stream) {
-  pushed.push_back({grid, block, shared, static_cast<cudaStream_t>(stream)});
+  pushed.push_back({grid, block, shared, static_cast<cudaStream_t>(stream), nullptr, 0});
   return 0;
 }
 
 FAKE_CUDA_API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared,
                                                      void* stream) {
   if (pushed.empty()) return done(cudaErrorMissingConfiguration);
-  *grid = pushed.back().grid;
-  *block = pushed.back().block;
-  *shared = pushed.back().shared;
+  *grid = pushed.back().gridDim;
+  *block = pushed.back().blockDim;
+  *shared = pushed.back().dynamicSmemBytes;
   *static_cast<cudaStream_t*>(stream) = pushed.back().stream;
   pushed.pop_back();
   return cudaSuccess;
@@ -247,12 +212,7 @@ FAKE_CUDA_API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* poin
 FAKE_CUDA_API cudaError_t cudaLaunchKernel(const void* pointer, dim3 grid, dim3 block,
                                            void** parameters, size_t shared, cudaStream_t stream) {
   FAKE_CUDA_LOCK;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  return launch(config, pointer, parameters);
+  return launch({grid, block, shared, stream, nullptr, 0}, pointer, parameters);
 }
 
 FAKE_CUDA_API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block,

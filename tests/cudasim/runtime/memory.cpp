@@ -138,8 +138,7 @@ cudaMemcpyKind kind_of(Place to, Place from) {
 
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                  cudaStream_t handle) {
-  Stream* const stream = find_stream(handle);
-  if (!stream) return refuse(cudaErrorInvalidResourceHandle, "a copy on no stream");
+  FAKE_CUDA_STREAM(stream, handle);
   if (bytes == 0) return cudaSuccess;
   const Place target = place_of(to), source = place_of(from);
   for (const void* pointer : {const_cast<const void*>(to), from})
@@ -173,8 +172,7 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
 }
 
 cudaError_t set(void* to, int value, size_t bytes, cudaStream_t handle) {
-  Stream* const stream = find_stream(handle);
-  if (!stream) return refuse(cudaErrorInvalidResourceHandle, "a memset on no stream");
+  FAKE_CUDA_STREAM(stream, handle);
   if (bytes == 0) return cudaSuccess;
   if (place_of(to) != Place::device || !is_allocated(to, bytes))
     return refuse(cudaErrorInvalidValue, "a memset of %zu bytes at %p", bytes, to);
@@ -223,13 +221,16 @@ bool is_allocated(const void* pointer, size_t bytes) {
 
 using namespace fake_cuda;
 
-// The allocation around an address, for executors of kernels.
-FAKE_CUDA_API bool fake_cuda_allocation(const void* pointer, const void** begin, size_t* bytes) {
-  const auto block = find_block(pointer);
-  if (block == blocks.end()) return false;
-  *begin = block->first;
-  *bytes = block->second.bytes;
-  return true;
+struct Range {
+  uint64_t begin, end;
+};
+
+// The allocation around an address, or an empty one: cudasim::FindAllocation.
+FAKE_CUDA_API Range fake_cuda_allocation(uint64_t address) {
+  const auto block = find_block(reinterpret_cast<const void*>(address));
+  if (block == blocks.end()) return {};
+  const auto begin = reinterpret_cast<uint64_t>(block->first);
+  return {begin, begin + block->second.bytes};
 }
 
 FAKE_CUDA_API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
@@ -269,24 +270,6 @@ FAKE_CUDA_API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) 
 FAKE_CUDA_API cudaError_t cudaFreeHost(void* pointer) {
   FAKE_CUDA_LOCK;
   return free_block(pointer, /*pinned=*/true, "cudaFreeHost");
-}
-
-FAKE_CUDA_API cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
-  FAKE_CUDA_LOCK;
-  FAKE_CUDA_CHECK(check_captures("cudaHostRegister"));
-  if (place_of(pointer) != Place::pageable)
-    return refuse(cudaErrorHostMemoryAlreadyRegistered, "cudaHostRegister of %p", pointer);
-  blocks[static_cast<char*>(pointer)] = {bytes, kPinned};
-  return cudaSuccess;
-}
-
-FAKE_CUDA_API cudaError_t cudaHostUnregister(void* pointer) {
-  FAKE_CUDA_LOCK;
-  FAKE_CUDA_CHECK(check_captures("cudaHostUnregister"));
-  run_all();
-  if (blocks.erase(static_cast<char*>(pointer)) == 0)
-    return refuse(cudaErrorHostMemoryNotRegistered, "cudaHostUnregister of %p", pointer);
-  return done(lost_context);
 }
 
 FAKE_CUDA_API cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {

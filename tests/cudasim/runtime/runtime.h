@@ -114,7 +114,6 @@ using Step = std::function<bool()>;
 
 struct CUstream_st {
   int device = 0;
-  int number = 0;
   int priority = 0;
   bool destroyed = false;
   std::deque<fake_cuda::Step> queue;
@@ -153,6 +152,10 @@ cudaError_t check_device_captures(const char* call);
 cudaError_t refuse_captured(Stream& stream, const char* what);
 
 }  // namespace fake_cuda
+
+#define FAKE_CUDA_STREAM(stream, handle)                            \
+  fake_cuda::Stream* const stream = fake_cuda::find_stream(handle); \
+  if (!stream) return fake_cuda::refuse(cudaErrorInvalidResourceHandle, "no stream")
 
 #define FAKE_CUDA_CHECK(call) \
   if (const cudaError_t error_ = (call); error_ != cudaSuccess) return error_

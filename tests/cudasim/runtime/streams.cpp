@@ -38,20 +38,6 @@ void run_some() {
   }
 }
 
-cudaError_t create(cudaStream_t* stream, unsigned flags, int priority) {
-  FAKE_CUDA_LOCK;
-  if (flags != cudaStreamNonBlocking)
-    return refuse(cudaErrorNotSupported, "a stream that waits for the default one");
-  Stream& made = streams.emplace_back();
-  made.device = current_device;
-  made.number = static_cast<int>(streams.size());
-  made.priority = priority;
-  *stream = &made;
-  return cudaSuccess;
-}
-
-cudaError_t no_stream() { return refuse(cudaErrorInvalidResourceHandle, "no stream"); }
-
 bool is_done(const CUevent_st& event) {
   return !event.stream || event.stream->finished >= event.at;
 }
@@ -71,7 +57,6 @@ Stream* find_stream(cudaStream_t handle) {
   if (!stream) {
     stream = &streams.emplace_back();
     stream->device = current_device;
-    stream->number = static_cast<int>(streams.size());
   }
   return stream;
 }
@@ -123,14 +108,23 @@ using namespace fake_cuda;
 
 FAKE_CUDA_API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
                                                        int priority) {
-  return create(stream, flags, priority);
+  FAKE_CUDA_LOCK;
+  if (flags != cudaStreamNonBlocking)
+    return refuse(cudaErrorNotSupported, "a stream that waits for the default one");
+  Stream& made = streams.emplace_back();
+  made.device = current_device;
+  made.priority = priority;
+  *stream = &made;
+  return cudaSuccess;
 }
 
 FAKE_CUDA_API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return create(stream, flags, 0);
+  return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 
-FAKE_CUDA_API cudaError_t cudaStreamCreate(cudaStream_t* stream) { return create(stream, 0, 0); }
+FAKE_CUDA_API cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
 
 FAKE_CUDA_API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   FAKE_CUDA_LOCK;
@@ -140,16 +134,14 @@ FAKE_CUDA_API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 FAKE_CUDA_API cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
   FAKE_CUDA_LOCK;
-  Stream* const stream = find_stream(handle);
-  if (!stream) return no_stream();
+  FAKE_CUDA_STREAM(stream, handle);
   *priority = stream->priority;
   return cudaSuccess;
 }
 
 FAKE_CUDA_API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   FAKE_CUDA_LOCK;
-  Stream* const stream = find_stream(handle);
-  if (!stream) return no_stream();
+  FAKE_CUDA_STREAM(stream, handle);
   if (stream->capture) return refuse_captured(*stream, "cudaStreamSynchronize");
   FAKE_CUDA_CHECK(check_captures("cudaStreamSynchronize"));
   record("wait", "cudaStreamSynchronize");
@@ -168,8 +160,7 @@ FAKE_CUDA_API cudaError_t cudaDeviceSynchronize() {
 // A query advances the stream, so that polling ends.
 FAKE_CUDA_API cudaError_t cudaStreamQuery(cudaStream_t handle) {
   FAKE_CUDA_LOCK;
-  Stream* const stream = find_stream(handle);
-  if (!stream) return no_stream();
+  FAKE_CUDA_STREAM(stream, handle);
   FAKE_CUDA_CHECK(check_captures("cudaStreamQuery"));
   if (stream->queue.empty()) return done(lost_context);
   step(*stream);
@@ -178,8 +169,7 @@ FAKE_CUDA_API cudaError_t cudaStreamQuery(cudaStream_t handle) {
 
 FAKE_CUDA_API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
   FAKE_CUDA_LOCK;
-  Stream* const stream = find_stream(handle);
-  if (!stream) return no_stream();
+  FAKE_CUDA_STREAM(stream, handle);
   if (event->capture) {
     if (stream->capture && stream->capture != event->capture)
       return refuse(cudaErrorStreamCaptureMerge, "two captures meet");
@@ -207,19 +197,8 @@ FAKE_CUDA_API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t e
 
 FAKE_CUDA_API cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t call, void* data) {
   FAKE_CUDA_LOCK;
-  Stream* const stream = find_stream(handle);
-  if (!stream) return no_stream();
+  FAKE_CUDA_STREAM(stream, handle);
   return enqueue(*stream, "host", "cudaLaunchHostFunc", [=] { call(data); });
-}
-
-FAKE_CUDA_API cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t call,
-                                                void* data, unsigned) {
-  FAKE_CUDA_LOCK;
-  Stream* const stream = find_stream(handle);
-  if (!stream) return no_stream();
-  if (stream->capture) return refuse_captured(*stream, "cudaStreamAddCallback");
-  return enqueue(*stream, "host", "cudaStreamAddCallback",
-                 [=] { call(handle, lost_context, data); });
 }
 
 FAKE_CUDA_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
@@ -240,8 +219,7 @@ FAKE_CUDA_API cudaError_t cudaEventDestroy(cudaEvent_t event) {
 FAKE_CUDA_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle,
                                                    unsigned flags) {
   FAKE_CUDA_LOCK;
-  Stream* const stream = find_stream(handle);
-  if (!stream) return no_stream();
+  FAKE_CUDA_STREAM(stream, handle);
   if (flags != cudaEventRecordDefault)
     return refuse(cudaErrorNotSupported, "an event that a graph records");
   event->stream = stream;

@@ -12,10 +12,6 @@ extern "C" __global__ void global_bounds(int* out) {
   out[threadIdx.x + 1] = 1;  // global_bounds
 }
 
-extern "C" __global__ void freed(int* out, const int* in) {
-  out[threadIdx.x] = in[threadIdx.x];  // freed
-}
-
 extern "C" __global__ void misaligned(float* out) {
   *reinterpret_cast<float2*>(out + 1) = make_float2(1, 2);  // misaligned
 }

@@ -1,4 +1,5 @@
 // Add, multiply, divide and compare sizes, lane by lane.
+#include <algorithm>
 #include <cfenv>
 
 #include "arithmetic/lanes.h"
@@ -18,12 +19,6 @@ struct Modified {
   }
 };
 
-void rounded(Warp& w, const Instruction& it, u32 lanes) {
-  fesetround(it.mode);
-  it.inner(w, it, lanes);
-  fesetround(FE_TONEAREST);
-}
-
 template <class... A, class F>
 bool float_lanes(Decoder& d, F) {
   const bool flushes = d.has("ftz"), saturates = d.has("sat");
@@ -38,17 +33,8 @@ bool float_lanes(Decoder& d, F) {
   return true;
 }
 
-bool set_rounding(Decoder& d) {
-  const int mode = d.has("rz")   ? FE_TOWARDZERO
-                   : d.has("rm") ? FE_DOWNWARD
-                   : d.has("rp") ? FE_UPWARD
-                                 : FE_TONEAREST;
-  if (mode != FE_TONEAREST) {
-    d.to.mode = mode;
-    d.to.inner = d.to.run;
-    d.to.run = rounded;
-  }
-  return true;
+bool set_named_rounding(Decoder& d) {
+  return set_rounding(d, std::max(rounding_of(d, ""), FE_TONEAREST));
 }
 
 // Applies f to floating point of any width; 16-bit operands are computed in fp64.
@@ -76,11 +62,11 @@ bool all_floats(Decoder& d, F f) {
       float_lanes<float, float, float>(d, f);
     else
       float_lanes<float, float>(d, f);
-    return set_rounding(d);
+    return set_named_rounding(d);
   }
   if (d.has("sat") || d.has("relu") || d.has("ftz")) d.unknown("a modifier");
   if (type == "f64")
-    return same_type<kSources>(d, Types<double>(), Widened<F>()) && set_rounding(d);
+    return same_type<kSources>(d, Types<double>(), Widened<F>()) && set_named_rounding(d);
   return same_type<kSources>(d, Halves(), Widened<F>());
 }
 
@@ -172,10 +158,8 @@ template <bool kMax, bool kNan>
 bool decode_extreme(Decoder& d) {
   const std::string type = d.type();
   if (d.has("xorsign") || d.has("relu") || d.operands.size() != 3) d.unknown();
-  if (type == "f32" && d.has("ftz"))
-    return d.lanes<float, float, float>(
-        [](float a, float b) { return Extreme<kMax, kNan>()(flush(a), flush(b)); });
   constexpr Extreme<kMax, kNan> extreme;
+  if (type == "f32") return float_lanes<float, float>(d, extreme);
   return same_type<2>(d, Integers(), extreme) || same_type<2>(d, Floats(), extreme) ||
          same_type<2>(d, Halves(), extreme);
 }
@@ -237,9 +221,6 @@ bool decode_arithmetic(Decoder& d) {
     return d.has("NaN") ? decode_extreme<true, true>(d) : decode_extreme<true, false>(d);
   if (name == "neg") return decode_sign<false>(d);
   if (name == "abs") return decode_sign<true>(d);
-  if (name == "sad")
-    return same_type<3>(d, Integers(),
-                        [](auto a, auto b, auto c) { return c + (a < b ? b - a : a - b); });
   if (name == "copysign")  // the sign of the first, the size of the second
     return same_type<2>(d, Floats(), [](auto a, auto b) { return std::copysign(b, a); });
   return false;

@@ -49,81 +49,43 @@ struct ToInteger {
   }
 };
 
-// ---- roundings ----------------------------------------------------------------------------------
-
-void rounded(Warp& w, const Instruction& it, u32 lanes) {
-  fesetround(it.mode);
-  it.inner(w, it, lanes);
-  fesetround(FE_TONEAREST);
-}
-
-// The rounding's letter, or 0. `suffix` is "i" for roundings to whole numbers.
-char rounding(const Decoder& d, const std::string& suffix) {
-  for (const char letter : {'n', 'z', 'm', 'p', 'a'})
-    if (d.has((std::string("r") + letter + suffix).c_str())) return letter;
-  return 0;
-}
-
-bool set_rounding(Decoder& d, char letter) {
-  if (!letter || letter == 'a') d.unknown("a rounding");
-  if (letter != 'n') {
-    d.to.mode = letter == 'z' ? FE_TOWARDZERO : letter == 'm' ? FE_DOWNWARD : FE_UPWARD;
-    d.to.inner = d.to.run;
-    d.to.run = rounded;
-  }
-  return true;
-}
-
 // ---- to 16 bits ---------------------------------------------------------------------------------
 
-template <class H, bool kToZero, bool kRelu, bool kFinite>
+template <class H, bool kToZero>
 struct Narrow {
   H operator()(float x) const {
-    if (kRelu && !(x > 0) && x == x) x = 0;
     H half;
     if constexpr (std::is_same_v<H, bf16>)
       narrow(x, half, kToZero);
     else
       narrow(x, half);
-    constexpr u16 kInfinity = std::is_same_v<H, f16> ? 0x7c00 : 0x7f80;
-    if (kFinite && (half.bits & 0x7fff) == kInfinity) --half.bits;
     return half;
   }
 };
 
-template <class H, bool kToZero, bool kRelu, bool kFinite>
-void set_narrow(Decoder& d, bool is_pair) {
-  using One = Narrow<H, kToZero, kRelu, kFinite>;
+template <class H, bool kToZero>
+bool set_narrow(Decoder& d, bool is_pair) {
+  using One = Narrow<H, kToZero>;
   if (is_pair)  // the first source is the upper half
-    d.lanes<x2<H>, float, float>(
+    return d.lanes<x2<H>, float, float>(
         [](float high, float low) { return x2<H>{One{}(low), One{}(high)}; });
-  else
-    d.lanes<H, float>(One());
+  return d.lanes<H, float>(One());
 }
 
 template <class H>
 bool narrow_floats(Decoder& d, bool is_pair) {
-  const char letter = rounding(d, "");
-  if (letter != 'n' && letter != 'z') d.unknown("a rounding");
-  const bool relu = d.has("relu"), finite = d.has("satfinite");
-  if (relu && finite) d.unknown("relu and satfinite");
-  if (letter == 'z') {
-    relu     ? set_narrow<H, true, true, false>(d, is_pair)
-    : finite ? set_narrow<H, true, false, true>(d, is_pair)
-             : set_narrow<H, true, false, false>(d, is_pair);
-    return std::is_same_v<H, bf16> || set_rounding(d, letter);
-  }
-  relu     ? set_narrow<H, false, true, false>(d, is_pair)
-  : finite ? set_narrow<H, false, false, true>(d, is_pair)
-           : set_narrow<H, false, false, false>(d, is_pair);
-  return true;
+  const int mode = rounding_of(d, "");
+  if (mode != FE_TONEAREST && mode != FE_TOWARDZERO) d.unknown("a rounding");
+  if (mode == FE_TONEAREST) return set_narrow<H, false>(d, is_pair);
+  set_narrow<H, true>(d, is_pair);
+  return std::is_same_v<H, bf16> || set_rounding(d, mode);
 }
 
 // ---- between floats -----------------------------------------------------------------------------
 
 template <class T>
 bool round_to_whole(Decoder& d) {
-  if (d.has("sat") && std::is_same_v<T, float> && !rounding(d, "i"))
+  if (d.has("sat") && std::is_same_v<T, float> && rounding_of(d, "i") < 0)
     return d.lanes<float, float>([](float x) { return saturate(x); });
   d.lanes<T, T>([](T x) {
     if constexpr (is_half<T>) {
@@ -134,7 +96,7 @@ bool round_to_whole(Decoder& d) {
       return canonical(std::nearbyint(x));
     }
   });
-  return set_rounding(d, rounding(d, "i"));
+  return set_rounding(d, rounding_of(d, "i"));
 }
 
 bool decode_floats(Decoder& d, const std::string& to, const std::string& from) {
@@ -146,12 +108,11 @@ bool decode_floats(Decoder& d, const std::string& to, const std::string& from) {
   }
   if (to == "f16" && from == "f32") return narrow_floats<f16>(d, false);
   if (to == "bf16" && from == "f32") return narrow_floats<bf16>(d, false);
-  if (d.has("relu") || d.has("satfinite")) d.unknown("a modifier");
   if (to == "f32" && from == "f64") {
     d.has("sat")
         ? d.lanes<float, double>([](double x) { return saturate(static_cast<float>(x)); })
         : d.lanes<float, double>([](double x) { return canonical(static_cast<float>(x)); });
-    return set_rounding(d, rounding(d, ""));
+    return set_rounding(d, rounding_of(d, ""));
   }
   const auto widens = [&]<class S>() {
     to == "f32" ? d.lanes<float, S>([](S x) { return canonical(static_cast<float>(as_double(x))); })
@@ -167,12 +128,37 @@ bool decode_floats(Decoder& d, const std::string& to, const std::string& from) {
   return false;
 }
 
+void rounded(Warp& w, const Instruction& it, u32 lanes) {
+  fesetround(it.mode);
+  it.inner(w, it, lanes);
+  fesetround(FE_TONEAREST);
+}
+
 }  // namespace
+
+int rounding_of(const Decoder& d, const char* suffix) {
+  static const std::pair<const char*, int> modes[] = {
+      {"rn", FE_TONEAREST}, {"rz", FE_TOWARDZERO}, {"rm", FE_DOWNWARD}, {"rp", FE_UPWARD}};
+  for (const auto& [name, mode] : modes)
+    if (d.has((std::string(name) + suffix).c_str())) return mode;
+  return -1;
+}
+
+bool set_rounding(Decoder& d, int mode) {
+  if (mode < 0) d.unknown("a rounding");
+  if (mode != FE_TONEAREST) {
+    d.to.mode = mode;
+    d.to.inner = d.to.run;
+    d.to.run = rounded;
+  }
+  return true;
+}
 
 bool decode_conversion(Decoder& d) {
   if (d.name() != "cvt") return false;
   const std::string from = d.type(), to = d.type(1);
   if (d.has("ftz") && (from != "f32" || to == "f32")) d.unknown("ftz");
+  if (d.has("relu") || d.has("satfinite")) d.unknown("a modifier");
   if (to == "f16x2" && from == "f32") return narrow_floats<f16>(d, true);
   if (to == "bf16x2" && from == "f32") return narrow_floats<bf16>(d, true);
   const bool from_float = from[0] == 'f' || from[0] == 'b', to_float = to[0] == 'f' || to[0] == 'b';
@@ -187,7 +173,7 @@ bool decode_conversion(Decoder& d) {
           (d.unknown(), true);
     };
     return with_type(Types<float, double, f16, bf16>(), from, pick) &&
-           set_rounding(d, rounding(d, "i"));
+           set_rounding(d, rounding_of(d, "i"));
   }
   const auto pick = [&]<class S>() {
     if (to == "f32")
@@ -205,7 +191,7 @@ bool decode_conversion(Decoder& d) {
                 }) ||
           (d.unknown(), true);
   };
-  return with_type(Bytes(), from, pick) && set_rounding(d, rounding(d, ""));
+  return with_type(Bytes(), from, pick) && set_rounding(d, rounding_of(d, ""));
 }
 
 }  // namespace cudasim

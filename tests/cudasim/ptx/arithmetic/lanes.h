@@ -1,6 +1,7 @@
 // Read and write the registers of lanes as C++ types.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -27,14 +28,6 @@ constexpr bool is_pair = std::is_same_v<T, x2<f16>> || std::is_same_v<T, x2<bf16
 template <class T>
 constexpr bool is_float = std::is_floating_point_v<T>;
 
-template <class To, class From>
-inline To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  memcpy(&to, &from, sizeof to);
-  return to;
-}
-
 template <class T>
 inline T get(const u32* row, int lane) {
   if constexpr (sizeof(T) == 8) {
@@ -42,11 +35,11 @@ inline T get(const u32* row, int lane) {
     memcpy(&value, row + 2 * lane, 8);
     return value;
   } else if constexpr (sizeof(T) == 4) {
-    return bits_as<T>(row[lane]);
+    return std::bit_cast<T>(row[lane]);
   } else if constexpr (sizeof(T) == 2) {
-    return bits_as<T>(static_cast<u16>(row[lane]));
+    return std::bit_cast<T>(static_cast<u16>(row[lane]));
   } else {
-    return bits_as<T>(static_cast<u8>(row[lane]));
+    return std::bit_cast<T>(static_cast<u8>(row[lane]));
   }
 }
 
@@ -55,32 +48,34 @@ inline void put(u32* row, int lane, T value) {
   if constexpr (sizeof(T) == 8)
     memcpy(row + 2 * lane, &value, 8);
   else if constexpr (sizeof(T) == 4)
-    row[lane] = bits_as<u32>(value);
+    row[lane] = std::bit_cast<u32>(value);
   else if constexpr (sizeof(T) == 2)
-    row[lane] = bits_as<u16>(value);
+    row[lane] = std::bit_cast<u16>(value);
   else
-    row[lane] = bits_as<u8>(value);
+    row[lane] = std::bit_cast<u8>(value);
 }
 
 // The NaN that arithmetic returns.
-inline float canonical(float x) { return x == x ? x : bits_as<float>(0x7fffffffu); }
-inline double canonical(double x) { return x == x ? x : bits_as<double>(0xfff8000000000000ull); }
+inline float canonical(float x) { return x == x ? x : std::bit_cast<float>(0x7fffffffu); }
+inline double canonical(double x) {
+  return x == x ? x : std::bit_cast<double>(0xfff8000000000000ull);
+}
 template <class T>
   requires std::is_integral_v<T>
 inline T canonical(T x) {
   return x;
 }
 
-inline float widen(f16 x) { return static_cast<float>(bits_as<_Float16>(x.bits)); }
-inline float widen(bf16 x) { return bits_as<float>(static_cast<u32>(x.bits) << 16); }
+inline float widen(f16 x) { return static_cast<float>(std::bit_cast<_Float16>(x.bits)); }
+inline float widen(bf16 x) { return std::bit_cast<float>(static_cast<u32>(x.bits) << 16); }
 
 // Convert in the current rounding mode.
 inline void narrow(float x, f16& to) {
-  to = x == x ? f16{bits_as<u16>(static_cast<_Float16>(x))} : f16{0x7fff};
+  to = x == x ? f16{std::bit_cast<u16>(static_cast<_Float16>(x))} : f16{0x7fff};
 }
 // Rounds to nearest even, or towards zero.
 inline void narrow(float x, bf16& to, bool to_zero = false) {
-  const u32 bits = bits_as<u32>(x);
+  const u32 bits = std::bit_cast<u32>(x);
   to = x != x    ? bf16{0x7fff}
        : to_zero ? bf16{static_cast<u16>(bits >> 16)}
                  : bf16{static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
@@ -90,12 +85,17 @@ template <class H>
 inline void narrow(double x, H& to) {
   float nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) != x && std::isfinite(nearest)) {
-    u32 bits = bits_as<u32>(nearest);
+    u32 bits = std::bit_cast<u32>(nearest);
     if (std::fabs(static_cast<double>(nearest)) > std::fabs(x)) --bits;
-    nearest = bits_as<float>(bits | 1);
+    nearest = std::bit_cast<float>(bits | 1);
   }
   narrow(nearest, to);
 }
+
+// The rounding mode of <cfenv> named by a modifier: "rz", or "rzi" given "i"; -1 without one.
+int rounding_of(const Decoder& d, const char* suffix);
+// Has the decoded instruction run in a rounding mode.
+bool set_rounding(Decoder& d, int mode);
 
 inline float flush(float x) {
   return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;

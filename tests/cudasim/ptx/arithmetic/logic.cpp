@@ -126,7 +126,6 @@ bool decode_logic(Decoder& d) {
   if (name == "or") return same_type<2>(d, Integers(), [](auto a, auto b) { return a | b; });
   if (name == "xor") return same_type<2>(d, Integers(), [](auto a, auto b) { return a ^ b; });
   if (name == "not") return same_type<1>(d, Integers(), [](auto a) { return ~a; });
-  if (name == "cnot") return same_type<1>(d, Integers(), [](auto a) { return a == 0; });
   if (name == "popc")
     return with_type(Types<u32, u64>(), type, [&]<class T>() {
       d.lanes<u32, T>([](T a) { return static_cast<u32>(std::popcount(a)); });

@@ -107,10 +107,8 @@ inline bool compare(T a, T b) {
   }
 }
 
-enum Combination { alone, with_and, with_or, with_xor };
-
 template <int kComparison, class T>
-void set_predicates(Warp& w, const Instruction& it, u32 lanes) {
+void set_predicate(Warp& w, const Instruction& it, u32 lanes) {
   const u32 *const a = w.source(it.rows[0]), *const b = w.source(it.rows[1]);
   u32 bits = 0;
   for (int i = 0; i < kLanes; ++i) {
@@ -124,20 +122,12 @@ void set_predicates(Warp& w, const Instruction& it, u32 lanes) {
       holds = compare<kComparison>(get<T>(a, i), get<T>(b, i));
     bits |= static_cast<u32>(holds) << i;
   }
-  const u32 other = it.kind == alone ? 0 : w.source_predicate(it, 2);
-  const auto combined = [&](u32 x) {
-    return it.kind == alone      ? x
-           : it.kind == with_and ? x & other
-           : it.kind == with_or  ? x | other
-                                 : x ^ other;
-  };
-  w.set_predicate(it.predicates[0], lanes, combined(bits));
-  w.set_predicate(it.predicates[1], lanes, combined(~bits));
+  w.set_predicate(it.predicates[0], lanes, bits);
 }
 
 template <class T, size_t... I>
 Run comparison(int which, std::index_sequence<I...>) {
-  static constexpr Run runs[] = {set_predicates<I, T>...};
+  static constexpr Run runs[] = {set_predicate<I, T>...};
   return runs[which];
 }
 
@@ -150,20 +140,13 @@ bool decode_comparison(Decoder& d) {
   for (const auto& [name, comparison] : names)
     if (d.words.at(1) == name) which = comparison;
   if (which < 0) d.unknown("a comparison");
-  const Operand& to = d.operands.at(0);
-  if (to.type == Operand::pair)
-    for (size_t i = 0; i < 2; ++i) d.set_predicate(static_cast<int>(i), to.parts[i]);
-  else
-    d.set_predicate(0, to);
+  if (d.operands.size() != 3) d.unknown("a combination");
+  d.set_predicate(0, d.operands[0]);
   d.to.flags = d.has("ftz");
   const std::string type = d.type();
   const int bits = bits_of(type);
-  d.to.rows[0] = d.source(d.operands.at(1), bits);
-  d.to.rows[1] = d.source(d.operands.at(2), bits);
-  if (d.operands.size() == 4) {
-    d.set_source_predicate(2, d.operands[3]);
-    d.to.kind = d.has("and") ? with_and : d.has("or") ? with_or : with_xor;
-  }
+  d.to.rows[0] = d.source(d.operands[1], bits);
+  d.to.rows[1] = d.source(d.operands[2], bits);
   const auto pick = [&]<class T>() {
     d.to.run = comparison<T>(which, std::make_index_sequence<14>());
   };

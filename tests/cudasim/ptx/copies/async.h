@@ -7,7 +7,7 @@ namespace cudasim {
 
 // ---- mbarriers ----------------------------------------------------------------------------------
 
-// Faults if there is no mbarrier at an offset of a block's shared memory.
+// Faults if no mbarrier that the async proxy can see is at an offset of a block's shared memory.
 void check_mbarrier(Block& block, u32 offset, const char* what);
 // The engine of copies that complete on an mbarrier; a phase is a time of it.
 Role role_of_mbarrier(Block& block, u32 offset, bool writes);

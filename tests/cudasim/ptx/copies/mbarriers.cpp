@@ -64,18 +64,12 @@ void init(Warp& w, const Instruction& it, u32 lanes) {
     const Clock none(w.block->order);
     MbarrierClock& clock = w.block->mbarriers[address];
     clock.arriving = clock.completed = none;
+    clock.thread = static_cast<u32>(w.thread(lane));
+    clock.fences = w.init_fences[lane];
     const u64 bits = pack({static_cast<int>(count), static_cast<int>(count), 0, 0});
     memcpy(at, &bits, 8);
   });
   accesses.finish();
-}
-
-void invalidate(Warp& w, const Instruction& it, u32 lanes) {
-  each_lane(lanes, [&](int lane) {
-    const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    read(*w.block, address, "mbarrier.inval", lane);
-    w.block->mbarriers.erase(address);
-  });
 }
 
 // Uses of an mbarrier are strong; its initialisation is not, and has to come before them.
@@ -130,7 +124,13 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
 
 }  // namespace
 
-void check_mbarrier(Block& block, u32 offset, const char* what) { read(block, offset, what); }
+void check_mbarrier(Block& block, u32 offset, const char* what) {
+  read(block, offset, what);
+  const auto& [arriving, completed, phases, thread, fences] = block.mbarriers.at(offset);
+  if (block.warps[thread / kLanes]->init_fences[thread % kLanes] == fences)
+    fault("fence.mbarrier_init or fence.proxy.async comes between mbarrier.init and the barrier.",
+          "%s: completes on an mbarrier that thread %u made without a fence", what, thread);
+}
 
 Role role_of_mbarrier(Block& block, u32 offset, bool writes) {
   return {block.actor(Engine::mbarrier, offset), block.mbarriers.at(offset).phases + 1, writes};
@@ -143,13 +143,19 @@ void complete_bytes(Block& block, u32 offset, u32 bytes) {
 }
 
 bool decode_mbarrier(Decoder& d) {
+  if (d.name() == "fence" && d.has("mbarrier_init")) {
+    d.to.run = [](Warp& w, const Instruction&, u32 lanes) {
+      each_lane(lanes, [&](int lane) { ++w.init_fences[lane]; });
+    };
+    return true;
+  }
   if (d.name() != "mbarrier") return false;
   const std::string& what = d.words.at(1);
   d.to.flags = d.has("relaxed");
-  if (what == "init" || what == "inval") {
+  if (what == "init") {
     d.to.rows[0] = d.base(d.operands.at(0), 32);
-    if (what == "init") d.to.rows[1] = d.source(d.operands.at(1), 32);
-    d.to.run = what == "init" ? init : invalidate;
+    d.to.rows[1] = d.source(d.operands.at(1), 32);
+    d.to.run = init;
     return true;
   }
   if (what == "expect_tx") {

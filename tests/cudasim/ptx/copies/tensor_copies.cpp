@@ -218,12 +218,9 @@ bool decode_tensor_copy(Decoder& d) {
   if (d.name() == "fence" && d.has("proxy")) {
     d.to.kind = d.has("async") || d.has("async::generic");
     d.to.run = [](Warp& w, const Instruction& it, u32 lanes) {
-      if (it.kind) each_lane(lanes, [&](int lane) { ++w.proxy_fences[lane]; });
+      if (it.kind)
+        each_lane(lanes, [&](int lane) { ++w.proxy_fences[lane], ++w.init_fences[lane]; });
     };
-    return true;
-  }
-  if (d.name() == "fence" && d.has("mbarrier_init")) {
-    d.to.run = [](Warp&, const Instruction&, u32) {};
     return true;
   }
   if (d.name() != "cp" || !d.has("bulk")) return false;
@@ -235,10 +232,6 @@ bool decode_tensor_copy(Decoder& d) {
     d.to.kind = d.has("read");
     d.to.offset = d.operands.at(0).value;
     d.to.run = wait;
-    return true;
-  }
-  if (d.has("prefetch")) {
-    d.to.run = [](Warp&, const Instruction&, u32) {};
     return true;
   }
   if (!d.has("tensor") || d.has("im2col")) d.unknown("a copy without a tile");

@@ -164,7 +164,7 @@ int chain_of(Warp& w, const Instruction& it, bool accumulates) {
   copy_registers(w, it, c.values.data(), false);
   if (accumulates)
     for (const float value : c.values)
-      if (is_token(bits_as<u32>(value)))
+      if (is_token(std::bit_cast<u32>(value)))
         fault("wgmma.wait_group comes before any use of an accumulator.",
               "%s: an accumulator of several products in flight", kWhat);
   return static_cast<int>(chain);
@@ -179,7 +179,7 @@ void replace_tokens(Warp& w, const std::vector<bool>& ended) {
     each_lane(found, [&](int lane) {
       const u32 chain = (row[lane] - kToken) >> 8, i = (row[lane] - kToken) & 255;
       if (chain < ended.size() && ended[chain])
-        row[lane] = bits_as<u32>(w.chains[chain].values[i * kLanes + static_cast<u32>(lane)]);
+        row[lane] = std::bit_cast<u32>(w.chains[chain].values[i * kLanes + static_cast<u32>(lane)]);
     });
   }
 }

@@ -15,11 +15,6 @@ struct Target {
   bool is_global = false;
 };
 
-[[noreturn]] void fault_before_wait(int lane) {
-  fault_of(lane, "The grid before may still write; cudaGridDependencySynchronize() comes first.",
-           "accesses global memory before griddepcontrol.wait");
-}
-
 template <Space kSpace>
 inline Target resolve(Warp& w, int lane, u64 address, u32 bytes, const char* what) {
   if constexpr (kSpace == Space::shared) {
@@ -41,7 +36,10 @@ inline Target resolve(Warp& w, int lane, u64 address, u32 bytes, const char* wha
     }
     if (address - reinterpret_cast<uintptr_t>(w.grid->parameters) < w.kernel->parameter_bytes)
       return {reinterpret_cast<u8*>(address)};
-    if (w.kernel->waits_for_grid && !(w.waited >> lane & 1)) fault_before_wait(lane);
+    if (w.kernel->waits_for_grid && !(w.waited >> lane & 1))
+      fault_of(lane,
+               "The grid before may write still: cudaGridDependencySynchronize() comes first.",
+               "accesses global memory before griddepcontrol.wait");
     Target target{global_bytes(w, lane, address, bytes, bytes, what)};
     target.is_global = true;
     return target;
@@ -72,8 +70,6 @@ inline void load_element(const u8* from, int mode, u32* to, int lane) {
 
 constexpr u32 kCountedLoad = 16;  // bytes: see Statistics
 
-bool is_strong(const Instruction& it) { return it.flags & strong; }
-
 template <Space kSpace, int kBytes>
 void load(Warp& w, const Instruction& it, u32 lanes) {
   const u32 bytes = static_cast<u32>(kBytes * it.count);
@@ -92,7 +88,7 @@ void load(Warp& w, const Instruction& it, u32 lanes) {
         }
         accesses.global(reinterpret_cast<uintptr_t>(at.data), bytes, lane);
       }
-      if (is_strong(it)) acquire(w, lane, at.data, it.flags);
+      if (it.flags & strong) acquire(w, lane, at.data, it.flags);
     }
     for (int i = 0; i < it.count; ++i)
       load_element<kBytes>(at.data + kBytes * i, it.mode, w.destination(it.rows[1 + i]), lane);
@@ -113,14 +109,14 @@ void store(Warp& w, const Instruction& it, u32 lanes) {
       accesses.global(reinterpret_cast<uintptr_t>(at.data), bytes, lane);
       if (it.count > 1) statistics.bytes_stored += bytes;
     }
-    if (is_strong(it)) release(w, at.data, it.flags | replaces);
+    if (it.flags & strong) release(w, at.data, it.flags | replaces);
     for (int i = 0; i < it.count; ++i) {
       const u32* const from = w.source(it.rows[1 + i]);
       memcpy(at.data + kBytes * i, kBytes == 8 ? from + 2 * lane : from + lane, kBytes);
     }
   });
   accesses.finish();
-  if (is_strong(it)) w.tick(lanes);
+  if (it.flags & strong) w.tick(lanes);
 }
 
 template <Space kSpace>
@@ -193,34 +189,18 @@ void from_generic(Warp& w, const Instruction& it, u32 lanes) {
   });
 }
 
-void is_space(Warp& w, const Instruction& it, u32 lanes) {
-  const u64 tag = tag_of(static_cast<Space>(it.kind));
-  u32 bits = 0;
-  for (int i = 0; i < kLanes; ++i)
-    bits |= static_cast<u32>((get<u64>(w.source(it.rows[0]), i) & kTags) == tag) << i;
-  w.set_predicate(it.predicates[0], lanes, bits);
-}
-
 }  // namespace
 
 bool decode_memory(Decoder& d) {
   const std::string& name = d.name();
   if (name == "ld" || name == "ldu" || name == "st") return decode_access(d);
+  if (name != "cvta") return false;
+  if (d.type() != "u64") d.unknown("a width");
   d.to.kind = static_cast<s32>(space_of(d));
-  if (name == "cvta") {
-    if (d.type() != "u64") d.unknown("a width");
-    d.to.rows[0] = d.destination(d.operands.at(0), 64);
-    d.to.rows[1] = d.source(d.operands.at(1), 64);
-    d.to.run = d.has("to") ? from_generic : to_generic;
-    return true;
-  }
-  if (name == "isspacep") {
-    d.set_predicate(0, d.operands.at(0));
-    d.to.rows[0] = d.source(d.operands.at(1), 64);
-    d.to.run = is_space;
-    return true;
-  }
-  return false;
+  d.to.rows[0] = d.destination(d.operands.at(0), 64);
+  d.to.rows[1] = d.source(d.operands.at(1), 64);
+  d.to.run = d.has("to") ? from_generic : to_generic;
+  return true;
 }
 
 }  // namespace cudasim

@@ -36,10 +36,9 @@ namespace {
 
 // Calls visit(number of 16 bytes, mask of bytes).
 template <class Visit>
-void each_sixteen(u32 offset, u32 bytes, Visit visit) {
-  u32 at = offset - kSharedStart;
-  for (const u32 end = at + bytes; at < end;) {
-    const u32 first = at % 16, last = std::min(16u, first + end - at);
+void each_sixteen(u64 at, u32 bytes, Visit visit) {
+  for (const u64 end = at + bytes; at < end;) {
+    const u32 first = at % 16, last = static_cast<u32>(std::min<u64>(16, first + end - at));
     visit(at / 16, static_cast<u16>((1u << last) - (1u << first)));
     at += last - first;
   }
@@ -48,7 +47,7 @@ void each_sixteen(u32 offset, u32 bytes, Visit visit) {
 }  // namespace
 
 void check_written(Block& block, u32 address, u32 bytes, const char* what, int lane) {
-  each_sixteen(address, bytes, [&](u32 i, u16 mask) {
+  each_sixteen(address - kSharedStart, bytes, [&](u64 i, u16 mask) {
     if (mask & ~block.shared.written[i])
       fault_of(lane, "Is a store, a copy or a barrier missing, or a bound too low?",
                "%s: reads shared address %u, which nothing has written", what,
@@ -57,18 +56,20 @@ void check_written(Block& block, u32 address, u32 bytes, const char* what, int l
 }
 
 void mark_written(Block& block, u32 offset, u32 bytes) {
-  each_sixteen(offset, bytes, [&](u32 i, u16 mask) { block.shared.written[i] |= mask; });
+  each_sixteen(offset - kSharedStart, bytes,
+               [&](u64 i, u16 mask) { block.shared.written[i] |= mask; });
 }
 
 void note_generic_write(Warp& w, int lane, u32 address, u32 bytes) {
   mark_written(*w.block, address, bytes);
   if (!w.kernel->uses_async_proxy) return;
   const u64 mark = static_cast<u64>(w.thread(lane) + 1) << 32 | w.proxy_fences[lane];
-  each_sixteen(address, bytes, [&](u32 i, u16) { w.block->shared.writers[i] = mark; });
+  each_sixteen(address - kSharedStart, bytes,
+               [&](u64 i, u16) { w.block->shared.writers[i] = mark; });
 }
 
 void check_proxy(Block& block, u32 offset, u32 bytes, const char* what) {
-  each_sixteen(offset, bytes, [&](u32 i, u16) {
+  each_sixteen(offset - kSharedStart, bytes, [&](u64 i, u16) {
     u64& mark = block.shared.writers[i];
     if (!mark) return;
     const u32 thread = static_cast<u32>(mark >> 32) - 1;
@@ -76,14 +77,14 @@ void check_proxy(Block& block, u32 offset, u32 bytes, const char* what) {
       fault("The writing thread needs fence.proxy.async between its stores and the barrier.",
             "%s: the async proxy reads shared address %u, which thread %u wrote without "
             "fence.proxy.async",
-            what, i * 16, thread);
+            what, static_cast<u32>(i) * 16, thread);
     mark = 0;
   });
 }
 
 void forget_generic_writes(Block& block, u32 offset, u32 bytes) {
   if (block.shared.writers.empty()) return;
-  each_sixteen(offset, bytes, [&](u32 i, u16) { block.shared.writers[i] = 0; });
+  each_sixteen(offset - kSharedStart, bytes, [&](u64 i, u16) { block.shared.writers[i] = 0; });
 }
 
 // ---- global memory ------------------------------------------------------------------------------
@@ -132,20 +133,16 @@ void check_fresh(const u8* data, u32 bytes, const char* what, int lane) {
 void Accesses::shared(u32 address, u32 bytes, int lane, u32 more) {
   if (!w_.grid->races) return;
   SharedMemory& memory = w_.block->shared;
-  each_sixteen(address, bytes, [&](u32 i, u16 mask) {
+  each_sixteen(address - kSharedStart, bytes, [&](u64 i, u16 mask) {
     add(memory.cells[i], i * 16, mask, lane, &memory.lanes[i], more | 1u << lane);
   });
 }
 
 void Accesses::global(u64 address, u32 bytes, int lane) {
   if (!w_.grid->races) return;
-  for (const u64 end = address + bytes; address < end;) {
-    const u32 first = address % 16;
-    const u32 last = static_cast<u32>(std::min<u64>(16, first + end - address));
-    add(w_.grid->cells->at(address), address - first, (1u << last) - (1u << first), lane, nullptr,
-        0);
-    address += last - first;
-  }
+  each_sixteen(address, bytes, [&](u64 i, u16 mask) {
+    add(w_.grid->cells->at(i * 16), i * 16, mask, lane, nullptr, 0);
+  });
 }
 
 void Accesses::add(Cell& cell, u64 begin, u32 mask, int lane, CellLanes* kept, u32 lanes) {
@@ -193,7 +190,7 @@ bool Accesses::in_order(const Access& before, const u32* lanes) const {
 
 void Accesses::finish() {
   if (!cell_) return;
-  const Access now{role_.time, role_.actor, role_.strong, role_.wide, role_.writes, bytes_};
+  const Access now{bytes_, role_.writes, role_.wide, role_.strong, role_.actor, role_.time};
   const u32 code = static_cast<u32>(&it_ - w_.kernel->code.data());
   const Race race =
       note_access(*cell_, now, code, w_.clock, w_.grid->random_cell, kept_, lanes_,

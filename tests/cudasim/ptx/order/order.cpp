@@ -66,7 +66,7 @@ void fence(Warp& w, const Instruction& it, u32 lanes) {
 
 bool decode_fence(Decoder& d) {
   if (d.name() != "membar" && d.name() != "fence") return false;
-  if (d.has("proxy")) return false;
+  if (d.has("proxy") || d.has("mbarrier_init")) return false;
   d.to.kind = !d.has("cta");
   d.to.run = fence;
   return true;

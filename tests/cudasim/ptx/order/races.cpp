@@ -38,25 +38,20 @@ bool LaneOrder::released(int lane, u32 time, u32 until) const {
   return false;
 }
 
+void GlobalCells::start_launch() {
+  constexpr size_t kMostPages = 4096;
+  if (pages_.size() > kMostPages) pages_.clear();
+  page_ = nullptr;
+  ++launch_;
+}
+
 Cell& GlobalCells::at(u64 address) {
   const u64 number = address >> kPageBits;
-  if (number != last_ || !page_ || page_->launch != launch_) {
-    constexpr size_t kMostPages = 4096;
+  if (number != last_ || !page_) {
     auto& page = pages_[number];
-    if (!page) {
-      if (pages_.size() > kMostPages)  // pages of earlier launches
-        std::erase_if(pages_,
-                      [&](const auto& it) { return it.second && it.second->launch != launch_; });
-      auto& kept = pages_[number];
-      if (!kept) kept = std::make_unique<Page>();
-      page_ = kept.get();
-    } else {
-      page_ = page.get();
-    }
-    if (page_->launch != launch_) {
-      memset(page_->cells, 0, sizeof page_->cells);
-      page_->launch = launch_;
-    }
+    if (!page) page = std::make_unique<Page>();
+    if (page->launch != launch_) *page = {launch_, {}};
+    page_ = page.get();
     last_ = number;
   }
   return page_->cells[address % (1 << kPageBits) / 16];

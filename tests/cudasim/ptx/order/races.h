@@ -1,6 +1,7 @@
 // Find accesses of the same bytes that nothing orders.
 #pragma once
 
+#include <bit>
 #include <unordered_map>
 #include <vector>
 
@@ -20,26 +21,16 @@ struct CellLanes {
   u32 of[Cell::kAccesses][16];
 };
 
-// One access, packed: time 21 bits, actor 24, strong, wide, write, mask of bytes 16.
+// One access, in 64 bits that are 0 for none.
 struct Access {
-  u32 time;
-  Actor actor;
-  bool strong;  // volatile, relaxed, atomic: unordered ones are no race ...
-  bool wide;    // ... of a block, or where their scope is the device
-  bool writes;
-  u16 bytes;
+  u64 bytes : 16;  // a mask
+  u64 writes : 1;
+  u64 wide : 1;    // unordered accesses are no race if both are strong, and of a block ...
+  u64 strong : 1;  // ... or wide: of the device's scope. Volatile, relaxed, atomic ones are strong.
+  u64 actor : 24;
+  u64 time : 21;
 
   static constexpr u32 kMostTime = (1u << 21) - 1;
-  static Access unpack(u64 bits) {
-    return {static_cast<u32>(bits >> 43), static_cast<Actor>(bits >> 19 & 0xffffff),
-            (bits >> 18 & 1) != 0,        (bits >> 17 & 1) != 0,
-            (bits >> 16 & 1) != 0,        static_cast<u16>(bits)};
-  }
-  u64 pack() const {
-    return static_cast<u64>(time) << 43 | static_cast<u64>(actor) << 19 |
-           static_cast<u64>(strong) << 18 | static_cast<u64>(wide) << 17 |
-           static_cast<u64>(writes) << 16 | bytes;
-  }
 };
 
 // A race: the access before, and its instruction.
@@ -55,7 +46,7 @@ struct Race {
 template <class InOrder>
 Race note_access(Cell& cell, const Access& now, u32 code, const Clock& clock, u64& random,
                  CellLanes* kept, const u32* lanes, InOrder in_order) {
-  u64 packed = now.pack();
+  u64 packed = std::bit_cast<u64>(now);
   int place = -1;
   u32 joined[16];
   if (kept) memcpy(joined, lanes, sizeof joined);
@@ -67,7 +58,7 @@ Race note_access(Cell& cell, const Access& now, u32 code, const Clock& clock, u6
     }
     const bool same = (bits ^ packed) >> 16 == 0;  // perhaps more bytes of the same access
     if (same && !kept && (bits | packed) == bits) return {};
-    const Access before = Access::unpack(bits);
+    const Access before = std::bit_cast<Access>(bits);
     const bool covered = (before.bytes & ~now.bytes) == 0;
     const bool ordered = before.actor == now.actor || before.time <= clock.of(before.actor);
     if ((before.bytes & now.bytes) && (before.writes || now.writes)) {
@@ -127,7 +118,7 @@ class LaneOrder {
 // Cells of global memory, of one launch at a time.
 class GlobalCells {
  public:
-  void start_launch() { ++launch_; }
+  void start_launch();
   Cell& at(u64 address);
 
  private:

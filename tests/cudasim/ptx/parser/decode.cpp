@@ -11,9 +11,11 @@
 namespace cudasim {
 namespace {
 
-class Body {
+class Body : Cursor {
  public:
-  explicit Body(Kernel& kernel) : kernel_(kernel) {
+  explicit Body(Kernel& kernel)
+      : Cursor(kernel.module->text.substr(kernel.body, kernel.end - kernel.body), kernel.line),
+        kernel_(kernel) {
     Module& module = *kernel.module;
     for (size_t i = 0; i < kernel.parameters.size(); ++i) {
       Operand& symbol = symbols_[kernel.symbol + "_param_" + std::to_string(i)];
@@ -23,7 +25,6 @@ class Body {
     }
     for (const auto& [name, variable] : module.globals)
       add_symbol(name, static_cast<s64>(reinterpret_cast<uintptr_t>(variable.memory)));
-    text_ = module.text.substr(kernel.body, kernel.end - kernel.body);
     lay_out_shared();
   }
 
@@ -31,7 +32,6 @@ class Body {
     int depth = 1;
     while (depth > 0) {
       skip_space();
-      if (at_ >= text_.size()) fault("", "%s: a body without an end", kernel_.name.c_str());
       if (text_[at_] == '{') {
         scopes_.emplace_back();
         ++depth, ++at_;
@@ -67,20 +67,6 @@ class Body {
   struct Register {
     int at, bits;
   };
-
-  bool is_at(const char* start) const { return text_.compare(at_, strlen(start), start) == 0; }
-  void advance(size_t to) {
-    to = std::min(to, text_.size());
-    line_ += static_cast<u32>(std::count(text_.begin() + static_cast<long>(at_),
-                                         text_.begin() + static_cast<long>(to), '\n'));
-    at_ = to;
-  }
-  void skip_line() { advance(text_.find('\n', at_)); }
-  void skip_space() {
-    size_t to = at_;
-    while (to < text_.size() && isspace(static_cast<unsigned char>(text_[to]))) ++to;
-    advance(to);
-  }
 
   void add_symbol(const std::string& name, s64 value) {
     Operand& symbol = symbols_[name];
@@ -134,15 +120,12 @@ class Body {
   }
 
   int place(int file, int line, int column, int caller) {
-    auto& known = places_[{file, line, column, caller}];
-    if (caller < 0)
-      if (const auto found = last_places_.find({file, line, column}); found != last_places_.end())
-        return found->second;
-    if (!known) {
-      kernel_.module->places.push_back({file, line, caller});
-      known = static_cast<int>(kernel_.module->places.size());
-    }
-    return last_places_[{file, line, column}] = known - 1;
+    auto& places = kernel_.module->places;
+    const auto [last, is_new] = last_places_.try_emplace({file, line, column}, 0);
+    if (!is_new && (caller < 0 || places[static_cast<size_t>(last->second)].caller == caller))
+      return last->second;
+    places.push_back({file, line, caller});
+    return last->second = static_cast<int>(places.size()) - 1;
   }
 
   bool read_label() {
@@ -173,14 +156,14 @@ class Body {
       statement += isspace(static_cast<unsigned char>(text_[i])) ? ' ' : text_[i];
     }
     statement = strip(statement);
-    if (starts_with(statement, ".reg "))
+    if (statement.starts_with(".reg "))
       declare_registers(statement.substr(5));
-    else if (starts_with(statement, ".local "))
+    else if (statement.starts_with(".local "))
       declare_local(statement);
     else if (!statement.empty() && statement[0] != '.')
       decode_statement(statement);
-    else if (!starts_with(statement, ".shared ") && !starts_with(statement, ".pragma") &&
-             !starts_with(statement, ".param") && !statement.empty())
+    else if (!statement.starts_with(".shared ") && !statement.starts_with(".pragma") &&
+             !statement.starts_with(".param") && !statement.empty())
       fault("", "unknown directive %s", statement.c_str());
     advance(stop + 1);
   }
@@ -383,9 +366,6 @@ class Body {
   }
 
   Kernel& kernel_;
-  std::string text_;
-  size_t at_ = 0;
-  u32 line_ = kernel_.line;
   int place_ = -1;
   std::vector<std::map<std::string, Register>> scopes_{1};
   std::map<std::string, Register> specials_;
@@ -393,7 +373,6 @@ class Body {
   std::map<std::string, s32> labels_;
   std::map<std::string, std::vector<std::string>> tables_;
   std::vector<std::tuple<u32, std::string, bool>> jumps_;
-  std::map<std::tuple<int, int, int, int>, int> places_;  // their numbers, from 1
   std::map<std::tuple<int, int, int>, int> last_places_;
 };
 

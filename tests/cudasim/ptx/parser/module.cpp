@@ -25,30 +25,24 @@ Variable allocate(const Declaration& declared) {
   return {memory, bytes};
 }
 
-class Reader {
+class Reader : Cursor {
  public:
-  explicit Reader(Module& module) : module_(module), text_(module.text) {}
+  explicit Reader(Module& module) : Cursor(module.text, 1), module_(module) {}
 
   void read() {
     while (skip_space(), at_ < text_.size()) {
-      if (is_line("//") || is_line(".version") || is_line(".target") || is_line(".address_size"))
+      if (is_at("//") || is_at(".version") || is_at(".target") || is_at(".address_size"))
         skip_line();
-      else if (is_line(".file"))
+      else if (is_at(".file"))
         read_file();
-      else if (is_line(".section"))
-        at_ = text_.find('}', at_) + 1;
+      else if (is_at(".section"))
+        advance(text_.find('}', at_) + 1);
       else
         read_declaration();
     }
   }
 
  private:
-  bool is_line(const char* start) const { return text_.compare(at_, strlen(start), start) == 0; }
-  void skip_line() { at_ = std::min(text_.find('\n', at_), text_.size()); }
-  void skip_space() {
-    while (at_ < text_.size() && isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
-  }
-
   void read_file() {  // .file 1 "path", ...
     const size_t begin = at_;
     skip_line();
@@ -82,11 +76,12 @@ class Reader {
         if (text_[end] == '}') --depth;
         ++end;
       } while (depth > 0);
-      if (head.find(".entry") != std::string::npos) add_kernel(head, begin + 1, end);
-      at_ = end;
+      advance(begin + 1);
+      if (head.find(".entry") != std::string::npos) add_kernel(head, end);
+      advance(end);
       return;
     }
-    at_ = end + 1;
+    advance(end + 1);
     if (head.find(".func") != std::string::npos) return;
     if (head.find(".shared") != std::string::npos) {
       const Declaration declared(head);
@@ -101,7 +96,7 @@ class Reader {
     }
   }
 
-  void add_kernel(const std::string& head, size_t body, size_t end) {
+  void add_kernel(const std::string& head, size_t end) {
     auto kernel = std::make_unique<Kernel>();
     kernel->module = &module_;
     const size_t entry = head.find(".entry") + strlen(".entry");
@@ -119,11 +114,8 @@ class Reader {
            split(tail.substr(most + 8, tail.find('.', most + 1) - most - 8), ','))
         kernel->most_threads *= static_cast<u32>(atoi(n.c_str()));
     }
-    kernel->body = body;
+    kernel->body = at_;
     kernel->end = end;
-    line_ += static_cast<u32>(std::count(text_.begin() + static_cast<long>(counted_),
-                                         text_.begin() + static_cast<long>(body), '\n'));
-    counted_ = body;
     kernel->line = line_;
     module_.kernels.push_back(std::move(kernel));
   }
@@ -144,9 +136,6 @@ class Reader {
   }
 
   Module& module_;
-  const std::string& text_;
-  size_t at_ = 0, counted_ = 0;
-  u32 line_ = 1;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Split PTX text.
 #include "parser/words.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <sstream>
 
@@ -20,10 +21,6 @@ std::string strip(const std::string& text) {
   while (begin < end && is_space(text[begin])) ++begin;
   while (end > begin && is_space(text[end - 1])) --end;
   return text.substr(begin, end - begin);
-}
-
-bool starts_with(const std::string& text, const char* start) {
-  return text.compare(0, strlen(start), start) == 0;
 }
 
 std::vector<std::string> split(const std::string& text, char separator) {
@@ -56,6 +53,20 @@ int bits_of(const std::string& type) {
   return static_cast<int>(bits);
 }
 
+void Cursor::advance(size_t to) {
+  to = std::min(to, text_.size());
+  const auto begin = text_.begin();
+  line_ += static_cast<u32>(
+      std::count(begin + static_cast<long>(at_), begin + static_cast<long>(to), '\n'));
+  at_ = to;
+}
+
+void Cursor::skip_space() {
+  size_t to = at_;
+  while (to < text_.size() && is_space(text_[to])) ++to;
+  advance(to);
+}
+
 Declaration::Declaration(const std::string& text) {
   const size_t equals = text.find('=');
   std::istringstream words(text.substr(0, equals));
@@ -80,8 +91,8 @@ Declaration::Declaration(const std::string& text) {
   for (char& c : list)
     if (c == '{' || c == '}') c = ' ';
   for (const std::string& value : split(list, ',')) {
-    const bool is_real = starts_with(value, "0f") || starts_with(value, "0d") ||
-                         starts_with(value, "0F") || starts_with(value, "0D");
+    const bool is_real = value.starts_with("0f") || value.starts_with("0d") ||
+                         value.starts_with("0F") || value.starts_with("0D");
     values.push_back(is_real           ? strtoull(value.c_str() + 2, nullptr, 16)
                      : value[0] == '-' ? static_cast<u64>(strtoll(value.c_str(), nullptr, 0))
                                        : strtoull(value.c_str(), nullptr, 0));

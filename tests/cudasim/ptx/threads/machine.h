@@ -99,6 +99,7 @@ struct Warp {
   std::vector<BulkStore> bulk_stores[kLanes];
   u32 bulk_groups[kLanes] = {};
   u32 proxy_fences[kLanes] = {};
+  u32 init_fences[kLanes] = {};  // these, and fences of mbarrier.init
 
   // wgmma: groups; the last one is open
   std::deque<std::vector<Product>> products{1};
@@ -164,6 +165,7 @@ struct Barrier {
 struct MbarrierClock {
   Clock arriving, completed;
   u32 phases = 0;
+  u32 thread = 0, fences = 0;  // the thread of mbarrier.init, and its number of init_fences then
 };
 
 struct Block {
@@ -205,7 +207,6 @@ struct Options {
   bool any_order = true, any_async = true;  // by the seed of each launch
   Order order = Order::forward;
   Async async = Async::early;
-  int elected = -1;  // the lane that elect.sync prefers; -1: the lowest
   bool races = true, fresh = true;
   u64 most_instructions = ~u64{0};  // of the process
 };
@@ -244,7 +245,7 @@ struct Grid {
 };
 
 struct Statistics {
-  u64 launches = 0, instructions = 0;
+  u64 instructions = 0;
   // Bytes of global memory by vector loads of 16 bytes, vector stores and asynchronous copies
   // (whole boxes). `most_loads` is the largest number of such loads of a thread, over all launches.
   u64 bytes_loaded = 0, bytes_stored = 0, bytes_copied = 0, most_loads = 0;

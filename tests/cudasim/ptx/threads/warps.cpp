@@ -1,6 +1,4 @@
 // Exchange values between the lanes of a warp.
-#include <algorithm>
-
 #include "arithmetic/lanes.h"
 
 namespace cudasim {
@@ -53,42 +51,8 @@ void vote(Warp& w, const Instruction& it, u32 lanes) {
                         : 0);
 }
 
-// Each lane gets the lanes with its own value, or, for `all`, the mask if all values are equal.
-template <class T>
-void match(Warp& w, const Instruction& it, u32 lanes) {
-  const u32* const a = w.source(it.rows[1]);
-  u32 results[kLanes];
-  each_lane(lanes, [&](int lane) {
-    u32 same = 0;
-    each_lane(lanes,
-              [&](int i) { same |= static_cast<u32>(get<T>(a, i) == get<T>(a, lane)) << i; });
-    results[lane] = it.kind == all && same != lanes ? 0 : same;
-  });
-  each_lane(lanes, [&](int lane) { w.destination(it.rows[0])[lane] = results[lane]; });
-  w.set_predicate(it.predicates[0], lanes, results[__builtin_ctz(lanes)] ? kAllLanes : 0);
-}
-
-enum Reduction { sum, least, most, conjunction, disjunction, difference };
-
-template <class T>
-void reduce(Warp& w, const Instruction& it, u32 lanes) {
-  const u32* const a = w.source(it.rows[1]);
-  T result = get<T>(a, __builtin_ctz(lanes));
-  each_lane(lanes & (lanes - 1), [&](int lane) {
-    const T x = get<T>(a, lane);
-    result = it.kind == sum           ? static_cast<T>(result + x)
-             : it.kind == least       ? std::min(result, x)
-             : it.kind == most        ? std::max(result, x)
-             : it.kind == conjunction ? result & x
-             : it.kind == disjunction ? result | x
-                                      : result ^ x;
-  });
-  each_lane(lanes, [&](int lane) { put<T>(w.destination(it.rows[0]), lane, result); });
-}
-
 void elect(Warp& w, const Instruction& it, u32 lanes) {
-  int leader = __builtin_ctz(lanes);
-  if (const int wanted = options().elected; wanted >= 0 && lanes >> wanted & 1) leader = wanted;
+  const int leader = __builtin_ctz(lanes);
   if (it.kind)
     each_lane(lanes, [&](int lane) { w.destination(it.rows[0])[lane] = static_cast<u32>(leader); });
   w.set_predicate(it.predicates[0], lanes, 1u << leader);
@@ -141,32 +105,6 @@ bool decode_warp(Decoder& d) {
     d.set_source_predicate(1, d.operands.at(1));
     set_members(d, d.operands.at(2));
     d.to.run = vote;
-    return true;
-  }
-  if (name == "match") {
-    d.to.kind = d.has("all") ? all : any;
-    const Operand& to = d.operands.at(0);
-    const bool is_pair = to.type == Operand::pair;
-    d.to.rows[0] = d.destination(is_pair ? to.parts[0] : to, 32);
-    if (is_pair) d.set_predicate(0, to.parts[1]);
-    const bool is_long = d.type() == "b64";
-    d.to.rows[1] = d.source(d.operands.at(1), is_long ? 64 : 32);
-    set_members(d, d.operands.at(2));
-    d.to.run = is_long ? match<u64> : match<u32>;
-    return true;
-  }
-  if (name == "redux") {
-    d.to.kind = d.has("add")   ? sum
-                : d.has("min") ? least
-                : d.has("max") ? most
-                : d.has("and") ? conjunction
-                : d.has("or")  ? disjunction
-                               : difference;
-    if (d.type()[0] == 'f') d.unknown("a type");
-    d.to.rows[0] = d.destination(d.operands.at(0), 32);
-    d.to.rows[1] = d.source(d.operands.at(1), 32);
-    set_members(d, d.operands.at(2));
-    d.to.run = d.type() == "s32" ? reduce<s32> : reduce<u32>;
     return true;
   }
   return false;
