@@ -225,7 +225,7 @@ def test_update_that_raises_counts_nothing() -> None:
     scaler.clip_grad_norm_(optimizer, 1.0)
     scaler.step(optimizer)
     scaler.set_backoff_factor("x")
-    with pytest.raises(TypeError):
+    with pytest.raises(RuntimeError, match="backoff_factor"):
         scaler.update()
     scaler.set_backoff_factor(0.5)
     scaler.update()
@@ -241,7 +241,7 @@ def test_norm_above_the_limit_is_counted_once() -> None:
     scaler.clip_grad_norm_(optimizer, 1.0)
     scaler.step(optimizer)
     scaler.set_backoff_factor("x")
-    with pytest.raises(TypeError):
+    with pytest.raises(RuntimeError, match="backoff_factor"):
         scaler.update()
     scaler.set_backoff_factor(0.5)
     scaler.update()
