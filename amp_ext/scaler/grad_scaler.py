@@ -322,12 +322,12 @@ class GradScaler(ScalerState):
                 self._scale,
                 self._growth_tracker,
                 flags,
-                self._growth_factor if self._dynamic else 1.0,
-                self._backoff_factor if self._dynamic else 1.0,
-                self._growth_interval,
-                self._min_scale,
-                self._max_scale,
-                self._hysteresis,
+                growth_factor=self._growth_factor if self._dynamic else 1.0,
+                backoff_factor=self._backoff_factor if self._dynamic else 1.0,
+                growth_interval=self._growth_interval,
+                min_scale=self._min_scale,
+                max_scale=self._max_scale,
+                hysteresis=self._hysteresis,
             )
         else:
             super().update(new_scale)
@@ -518,7 +518,7 @@ class GradScaler(ScalerState):
             optimizer.param_groups,
             "unscale",
             inv_scale,
-            found_inf,
+            {found_inf.device: found_inf.clone()},
             allow_fp16=allow_fp16 or self._allow_fp16_grads,
             reduce=reduction,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amp_ext._library import _C
+from amp_ext import ops
 from amp_ext.scaler.step_state import StepState
 
 
@@ -66,13 +66,17 @@ class LossScale:
         self._is_flag_taken = True
         return {self.found_inf.device: self.found_inf}
 
-    def update(self, scale: Tensor, tracker: Tensor, flags: list[Tensor], *policy: Any) -> None:
-        """Move the scale, count the step and reset the flags, in one launch.
-
-        The policy consists of the factors, the interval, the bounds and the hysteresis.
-        """
-        counters = self.hysteresis_tracker, self.skipped_steps
-        _C.update_scale(scale, tracker, flags, *policy, *counters, self.next_step)
+    def update(self, scale: Tensor, tracker: Tensor, flags: list[Tensor], **policy: Any) -> None:
+        """Move the scale by a policy, count the step and reset the flags, in one launch."""
+        ops.update_scale_(
+            scale,
+            tracker,
+            [_sent_to(scale.device, flag) for flag in flags],
+            **policy,
+            hysteresis_tracker=self.hysteresis_tracker,
+            skipped_steps=self.skipped_steps,
+            next_step=self.next_step,
+        )
         self._note(scale)
 
     @torch.no_grad()
@@ -121,8 +125,12 @@ class Arriving:
 
 def combined(flags: Iterable[Tensor], device: torch.device) -> Tensor:
     """Return the largest of the flags, or 0, on a device."""
-    is_lazy = device.type != "cpu"  # a copy to the CPU must have arrived before it is read
-    flags = [flag.to(device, non_blocking=is_lazy) for flag in flags]
+    flags = [_sent_to(device, flag) for flag in flags]
     if not flags:
         return torch.zeros((), dtype=torch.float32, device=device)
     return functools.reduce(torch.maximum, flags)
+
+
+def _sent_to(device: torch.device, flag: Tensor) -> Tensor:
+    # A copy to the CPU must have arrived before it is read.
+    return flag.to(device, non_blocking=device.type != "cpu")

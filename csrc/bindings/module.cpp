@@ -3,14 +3,19 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "autocast/autocast.h"
 #include "autocast/regions.h"
 #include "backends/backends.h"
-#include "backends/python.h"
 #include "checks/tensors.h"
-#include "gemm/python.h"
-#include "optim/param_table.h"
-#include "scaler/scaler.h"
+
+namespace amp_ext {
+
+// Each adds the functions and classes of one part to the module.
+void bind_gemm(pybind11::module_& m);
+void bind_optim(pybind11::module_& m);
+void bind_scaler(pybind11::module_& m);
+void bind_tune(pybind11::module_& m);
+
+}  // namespace amp_ext
 
 PYBIND11_MODULE(_C, m) {
   m.def(

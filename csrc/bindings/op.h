@@ -1,12 +1,10 @@
 // Registers the functions of an op.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
 #include <torch/library.h>
 
-#include <optional>
-
-#include "checks/tensors.h"
+#include <utility>
 
 namespace amp_ext {
 
@@ -23,27 +21,17 @@ void implement(torch::Library& m, const char* name, Function function, Fake fake
   for (const Key key : {Key::CPU, Key::CUDA, Key::SparseCPU, Key::SparseCUDA, Key::SparseCsrCPU,
                         Key::SparseCsrCUDA})
     m.impl(name, torch::dispatch(key, function));
-  m.impl(name, torch::dispatch(Key::Meta, fake));
+  m.impl(name, torch::dispatch(Key::Meta, std::move(fake)));
 }
 
-// ---- functions on tensors without data ---------------------------------------------------------
+// Checks that all tensors of a call without data are on one device. If the op has a result, it is a
+// float32 number.
+void check_devices(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-inline void check_device(const char* op, const char* name, const std::optional<at::Tensor>& tensor,
-                         at::Device device) {
-  if (tensor) check_device(op, name, *tensor, device);
-}
-inline void check_device(const char* op, const char* name, at::TensorList tensors,
-                         at::Device device) {
-  for (size_t i = 0; i < tensors.size(); ++i)
-    check_device(op, Item{op, name, i}, tensors[i], device);
-}
-
-// Checks arguments by name: check_devices(op, device, "grads", grads, "norm", norm).
-template <class Tensors, class... Others>
-void check_devices(const char* op, at::Device device, const char* name, const Tensors& tensors,
-                   const Others&... others) {
-  check_device(op, name, tensors, device);
-  if constexpr (sizeof...(others) > 0) check_devices(op, device, others...);
+// Implements an op on lists. It checks shapes and values only where there is data.
+template <class Function>
+void implement(torch::Library& m, const char* name, Function function) {
+  implement(m, name, function, torch::CppFunction::makeFromBoxedFunction<&check_devices>());
 }
 
 }  // namespace amp_ext

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import warnings
@@ -126,16 +125,15 @@ def test_torch_compile_does_not_trace_it(load: Load, monkeypatch: pytest.MonkeyP
         return True
 
     monkeypatch.setattr(verify, "may_run", may_run)
-    scale, tracker, found_inf = torch.ones(()), torch.zeros((), dtype=torch.int32), torch.ones(())
-    update = functools.partial(_C.update_scale, scale, tracker, [found_inf], 2.0, 0.5, 9)
+    matrix = torch.ones(8, 8).half()
 
     @torch.compile(backend="eager")
     def compiled(x: Tensor) -> Tensor:
-        update(None, None, 1, *[None] * 3)  # called by torch.compile without verification
+        _C.gemm_choice(matrix, matrix)  # called by torch.compile without verification
         return x + 1
 
-    compiled(found_inf)
-    assert callbacks == [None]
+    compiled(torch.ones(()))
+    assert set(callbacks) == {None}
 
 
 @pytest.mark.parametrize(

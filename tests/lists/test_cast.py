@@ -255,7 +255,7 @@ ROWS = MEMORY.view(8, 8)
 def test_input_that_is_written(
     outputs: list[Tensor], inputs: list[Tensor], named: tuple[int, int]
 ) -> None:
-    text = "amp_ext::cast_: inputs[{}] and outputs[{}] overlap in memory, expected "
+    text = "amp_ext::cast_: outputs[{1}] and inputs[{0}] overlap in memory, expected "
     with unwritten([MEMORY]), pytest.raises(RuntimeError, match=re.escape(text.format(*named))):
         ops.cast_(outputs, inputs)
 

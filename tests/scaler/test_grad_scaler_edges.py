@@ -218,7 +218,7 @@ def test_update_that_raises_counts_nothing(value: float, scale: float) -> None:
     with pytest.raises(AssertionError):
         scaler.update(torch.ones(2))
     scaler.set_backoff_factor("x")
-    with pytest.raises(TypeError):
+    with pytest.raises(RuntimeError, match="backoff_factor"):
         scaler.update()
     scaler.set_backoff_factor(0.5)
     scaler.update()

@@ -221,10 +221,8 @@ def test_zero_tensor_gradient_has_no_memory() -> None:
     subprocess.run([sys.executable, "-c", ZERO_TENSOR], check=True)
 
 
-@pytest.mark.parametrize("argument", ["inv_scale", "found_inf"])
-def test_what_is_not_a_tensor(argument: str) -> None:
+def test_what_is_not_a_tensor() -> None:
     optimizer, scaler = sgd(leaf(GOOD)), started(OURS)
-    arguments = {"inv_scale": torch.tensor(0.5), "found_inf": torch.zeros(()), argument: "word"}
-    with pytest.raises(TypeError, match=f"{argument} must be a tensor, got str"):
-        scaler._unscale_grads_(optimizer, *arguments.values(), False)
+    with pytest.raises(TypeError, match="inv_scale must be a tensor, got str"):
+        scaler._unscale_grads_(optimizer, "word", torch.zeros(()), False)
     assert grads(optimizer)[0].tolist() == GOOD

@@ -1,7 +1,5 @@
 // Overrides torch's autocast kernels of matrix products. The overrides run on gemm, or do exactly
 // the same as torch's kernels.
-#include "autocast/autocast.h"
-
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -22,7 +20,6 @@
 #include "checks/python.h"
 #include "checks/tensors.h"
 #include "gemm/gemm.h"
-#include "gemm/layers.h"
 
 namespace amp_ext {
 namespace {
@@ -183,58 +180,60 @@ struct Routes {
     return squeezed(low_gemm(x.unsqueeze(0), weight, options), -2);
   }
 
+  // Returns whether gemm computes matmul(a, b), and accepts the other tensors.
+  template <class... Tensors>
+  static bool is_product(const at::Tensor& a, const at::Tensor& b, const Tensors&... others) {
+    return is_routed(kDevice, a, b, others...) && a.dim() >= 1 && b.dim() >= 1 &&
+           a.dim() + b.dim() > 2 && a.sym_size(-1) == b.sym_size(b.dim() == 1 ? 0 : -2) &&
+           batches_expand(a, b);
+  }
+
+  static bool are_batches(const at::Tensor& a, const at::Tensor& b) {
+    return a.dim() == 3 && b.dim() == 3 && a.sym_size(0) == b.sym_size(0);
+  }
+
   static at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
-    const bool fits =
-        is_routed(kDevice, a, b) && a.dim() == 2 && b.dim() == 2 && a.sym_size(1) == b.sym_size(0);
-    if (!fits) return AMP_EXT_TORCHS(mm)(a, b);
-    const NoAutocast guard;
-    return low_gemm(a, b);
+    if (is_product(a, b) && a.dim() == 2 && b.dim() == 2) return product(a, b);
+    return AMP_EXT_TORCHS(mm)(a, b);
   }
 
   static at::Tensor bmm(const at::Tensor& a, const at::Tensor& b) {
-    const bool fits = is_routed(kDevice, a, b) && a.dim() == 3 && b.dim() == 3 &&
-                      a.sym_size(0) == b.sym_size(0) && a.sym_size(2) == b.sym_size(1);
-    if (!fits) return AMP_EXT_TORCHS(bmm)(a, b);
-    const NoAutocast guard;
-    return low_gemm(a, b);
-  }
-
-  static GemmOptions with_addend(const at::Tensor& c, const at::Scalar& beta,
-                                 const at::Scalar& alpha) {
-    return {.c = addend(c), .alpha = alpha.toDouble(), .beta = beta.toDouble()};
-  }
-
-  static at::Tensor addmm(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                          const at::Scalar& beta, const at::Scalar& alpha) {
-    const bool fits = is_routed(kDevice, c, a, b) && a.dim() == 2 && b.dim() == 2 &&
-                      a.sym_size(1) == b.sym_size(0) &&
-                      expands(c, {a.sym_size(0), b.sym_size(1)}) && !beta.isComplex() &&
-                      !alpha.isComplex();
-    if (!fits) return AMP_EXT_TORCHS(addmm)(c, a, b, beta, alpha);
-    const NoAutocast guard;
-    return low_gemm(a, b, with_addend(c, beta, alpha));
-  }
-
-  static at::Tensor baddbmm(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                            const at::Scalar& beta, const at::Scalar& alpha) {
-    const bool fits = is_routed(kDevice, c, a, b) && a.dim() == 3 && b.dim() == 3 &&
-                      a.sym_size(0) == b.sym_size(0) && a.sym_size(2) == b.sym_size(1) &&
-                      expands(c, {a.sym_size(0), a.sym_size(1), b.sym_size(2)}) &&
-                      !beta.isComplex() && !alpha.isComplex();
-    if (!fits) return AMP_EXT_TORCHS(baddbmm)(c, a, b, beta, alpha);
-    const NoAutocast guard;
-    return low_gemm(a, b, with_addend(c, beta, alpha));
+    if (is_product(a, b) && are_batches(a, b)) return product(a, b);
+    return AMP_EXT_TORCHS(bmm)(a, b);
   }
 
   static at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
-    const bool fits = is_routed(kDevice, a, b) && a.dim() >= 1 && b.dim() >= 1 &&
-                      a.dim() + b.dim() > 2 &&
-                      a.sym_size(-1) == b.sym_size(b.dim() == 1 ? 0 : -2) && batches_expand(a, b);
-    if (!fits) return AMP_EXT_TORCHS(matmul)(a, b);
+    if (is_product(a, b)) return product(a, b);
+    return AMP_EXT_TORCHS(matmul)(a, b);
+  }
+
+  static at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
     const NoAutocast guard;
     if (a.dim() == 1) return squeezed(batched(a.unsqueeze(0), b), -2);
     if (b.dim() == 1) return squeezed(batched(a, b.unsqueeze(1)), -1);
     return batched(a, b);
+  }
+
+  static at::Tensor addmm(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                          const at::Scalar& beta, const at::Scalar& alpha) {
+    const bool fits = is_product(a, b, c) && a.dim() == 2 && b.dim() == 2 &&
+                      expands(c, {a.sym_size(0), b.sym_size(1)});
+    if (fits && !beta.isComplex() && !alpha.isComplex()) return product_plus(c, a, b, beta, alpha);
+    return AMP_EXT_TORCHS(addmm)(c, a, b, beta, alpha);
+  }
+
+  static at::Tensor baddbmm(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                            const at::Scalar& beta, const at::Scalar& alpha) {
+    const bool fits = is_product(a, b, c) && are_batches(a, b) &&
+                      expands(c, {a.sym_size(0), a.sym_size(1), b.sym_size(2)});
+    if (fits && !beta.isComplex() && !alpha.isComplex()) return product_plus(c, a, b, beta, alpha);
+    return AMP_EXT_TORCHS(baddbmm)(c, a, b, beta, alpha);
+  }
+
+  static at::Tensor product_plus(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                                 const at::Scalar& beta, const at::Scalar& alpha) {
+    const NoAutocast guard;
+    return low_gemm(a, b, {.c = addend(c), .alpha = alpha.toDouble(), .beta = beta.toDouble()});
   }
 
   static bool batches_expand(const at::Tensor& a, const at::Tensor& b) {
@@ -335,34 +334,33 @@ struct Routes {
   }
 #undef AMP_EXT_TORCHS
 
-  // Casts operands of our ops, in every region of torch's autocast.
-  static at::Tensor cast(const at::Tensor& tensor) {
-    if (is_accepted(tensor, kDevice)) return low(tensor);
-    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(kDevice), tensor, kDevice);
-  }
-
-  static OptionalTensor cast(const OptionalTensor& bias) {
-    return bias && is_accepted(*bias, kDevice) ? addend(*bias) : bias;
-  }
-
-  static std::string_view cast(std::string_view activation) { return activation; }
-
-  // A view of a copy would pass on a gradient of the copy's type: x becomes a matrix before.
-  template <auto kOp>
-  struct Ours;
-  template <class... Args, at::Tensor (*kOp)(const at::Tensor&, Args...)>
-  struct Ours<kOp> {
-    static at::Tensor call(const at::Tensor& x, Args... args) {
-      const NoAutocast guard;
-      if (x.dim() == 1) return call(x.unsqueeze(0), args...).squeeze(0);
-      return kOp(cast(x), cast(args)...);
+  // Calls an op of ours with its tensors cast, in every region of torch's autocast. A view of a
+  // copy would pass on a gradient of the copy's type: a vector x becomes a matrix before.
+  static void call_ours(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    const NoAutocast guard;
+    const auto& arguments = op.schema().arguments();
+    c10::IValue* const values = stack->data() + stack->size() - arguments.size();
+    const bool is_vector = values[0].toTensor().dim() == 1;
+    if (is_vector) values[0] = values[0].toTensor().unsqueeze(0);
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (!values[i].isTensor()) continue;
+      const at::Tensor tensor = values[i].toTensor();
+      const bool fits = is_accepted(tensor, kDevice);
+      if (arguments[i].name().find("bias") != std::string::npos) {
+        if (fits) values[i] = addend(tensor);
+      } else {
+        values[i] = fits ? low(tensor)
+                         : at::autocast::cached_cast(at::autocast::get_autocast_dtype(kDevice),
+                                                     tensor, kDevice);
+      }
     }
-  };
+    op.callBoxed(*stack);
+    if (is_vector) stack->back() = stack->back().toTensor().squeeze(0);
+  }
 
   static void register_ours(torch::Library& m) {
-    m.impl("linear", TORCH_FN(Ours<&amp_ext::linear>::call));
-    m.impl("mlp", TORCH_FN(Ours<&amp_ext::mlp>::call));
-    m.impl("gated_mlp", TORCH_FN(Ours<&amp_ext::gated_mlp>::call));
+    for (const char* const name : {"linear", "mlp", "gated_mlp"})
+      m.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_ours>());
   }
 
   static std::unique_ptr<torch::Library> override_torchs(c10::DispatchKey key) {

@@ -11,8 +11,6 @@
 #include <mutex>
 #include <utility>
 
-#include "autocast/autocast.h"
-
 namespace amp_ext {
 namespace {
 

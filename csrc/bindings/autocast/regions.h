@@ -20,6 +20,13 @@ void install();
 void uninstall();
 bool is_installed();
 
+// Registers our autocast kernels in place of torch's. Outside of our regions they do the same as
+// torch's kernels. (autocast.cpp)
+void override_torchs();
+
+// Restores torch's kernels. No thread may be within a region of ours.
+void restore_torchs();
+
 // Returns whether this thread is within a region of ours, or recomputes a part of one during
 // backward.
 bool in_our_region();

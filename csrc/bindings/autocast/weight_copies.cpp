@@ -15,7 +15,6 @@
 #include <mutex>
 #include <utility>
 
-#include "autocast/provided_copies.h"
 #include "checks/memory.h"
 #include "checks/seen.h"
 
@@ -52,14 +51,48 @@ bool is_kept(const at::Tensor& tensor) {
          !tensor.is_view() && !tensor.is_inference() && !at::caching::is_cached_tensor(tensor);
 }
 
+// A copy that an optimizer has written with its weight.
+struct Provided {
+  Seen weight;
+  Seen copy;
+};
+
+// Entries by their keys, for all threads. Counting a tensor's references, and destroying it, may
+// enter Python: under the mutex only entries are counted, and older ones are destroyed after it.
+template <class Key, class Entry>
+struct Registry {
+  using Kept = std::shared_ptr<const Entry>;
+
+  Kept find(const Key& key) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = entries.find(key);
+    return found == entries.end() ? nullptr : found->second;
+  }
+  void keep(const Key& key, Kept entry) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    entries[key].swap(entry);
+  }
+
+  std::mutex mutex;
+  std::map<Key, Kept> entries;
+};
+
+using ProvidedCopies = Registry<c10::TensorImpl*, Provided>;
+
+ProvidedCopies& provided() {
+  static auto* const registry = new ProvidedCopies;  // never destroyed: weights may go later
+  return *registry;
+}
+
 // Returns the copy that an optimizer has written, or a cast. The former is a view: its version
 // shows that the next step has overwritten data for a backward pass.
 at::Tensor new_copy_of(const at::Tensor& leaf, at::ScalarType type) {
-  if (const at::Tensor provided = provided_copy(leaf, type); provided.defined()) {
-    const at::NoGradGuard no_grad;
-    return provided.detach();
-  }
-  return copy_of(leaf, type);
+  const auto entry = provided().find(leaf.unsafeGetTensorImpl());
+  if (!entry || !entry->weight.is(leaf)) return copy_of(leaf, type);
+  const at::Tensor copy = entry->copy.unchanged();
+  if (!copy.defined() || copy.scalar_type() != type) return copy_of(leaf, type);
+  const at::NoGradGuard no_grad;
+  return copy.detach();
 }
 
 // Keeps copies by their originals. A copy holds the node that accumulates its original's gradient,
@@ -68,9 +101,12 @@ class Copies final : public c10::BackendMeta {
  public:
   at::Tensor of(const at::Tensor& leaf, at::ScalarType type) {
     const Key key{leaf.unsafeGetTensorImpl(), type};
-    if (const Kept kept = current(key, leaf)) return kept->copy;
+    // A kept copy serves while its original is unchanged.
+    if (const auto kept = copies_.find(key); kept && kept->original.is(leaf)) return kept->copy;
     const Original original(leaf);
-    return keep(key, original, with_gradient_edge(leaf, new_copy_of(leaf, type)));
+    const at::Tensor copy = with_gradient_edge(leaf, new_copy_of(leaf, type));
+    copies_.keep(key, std::make_shared<const Entry>(original, copy));
+    return copy;
   }
 
  private:
@@ -89,31 +125,8 @@ class Copies final : public c10::BackendMeta {
     Original original;
     at::Tensor copy;
   };
-  using Kept = std::shared_ptr<const Entry>;
 
-  // Returns null unless the copy is the one that would be made now.
-  Kept current(const Key& key, const at::Tensor& leaf) {
-    Kept kept;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (const auto found = entries_.find(key); found != entries_.end()) kept = found->second;
-    }
-    return kept && kept->original.is(leaf) ? kept : nullptr;
-  }
-
-  at::Tensor keep(const Key& key, const Original& original, const at::Tensor& copy) {
-    Kept entry = std::make_shared<const Entry>(original, copy);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      entries_[key].swap(entry);
-    }
-    return copy;
-  }
-
-  // Counting a tensor's references, and destroying it, may enter Python: under the mutex only
-  // entries are counted, and older ones are destroyed after it.
-  std::mutex mutex_;
-  std::map<Key, Kept> entries_;
+  Registry<Key, Entry> copies_;
 };
 
 // Returns the copies of a leaf inside torch's cache; null if its copies are not kept. They are
@@ -164,6 +177,20 @@ at::Tensor lowered_view(const at::Tensor& tensor, at::ScalarType type,
   at::Tensor result = view(copy);
   torch::autograd::impl::set_version_counter(result, torch::autograd::impl::version_counter(copy));
   return is_tracked ? with_gradient_edge(original, std::move(result)) : result;
+}
+
+void provide_copies(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& copies) {
+  std::vector<std::shared_ptr<const Provided>> entries;  // then the older ones
+  for (size_t i = 0; i < weights.size(); ++i)
+    entries.push_back(std::make_shared<const Provided>(Seen(weights[i]), Seen(copies[i])));
+  const std::lock_guard<std::mutex> lock(provided().mutex);
+  for (size_t i = 0; i < weights.size(); ++i)
+    provided().entries[weights[i].unsafeGetTensorImpl()].swap(entries[i]);
+  std::erase_if(provided().entries, [&](auto& each) {
+    const bool is_gone = each.second->weight.is_gone() || each.second->copy.is_gone();
+    if (is_gone) entries.push_back(std::move(each.second));
+    return is_gone;
+  });
 }
 
 }  // namespace amp_ext

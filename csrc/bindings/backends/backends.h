@@ -55,9 +55,6 @@ bool is_under_test();
 // if there is no such tile; then none is forced.
 void force_gemm_tile(const std::optional<GemmTileChoice>& tile);
 
-// Returns how many tiles the CUDA kernels have for sm_90a or for sm_80.
-int gemm_tile_count(bool sm90);
-
 // Sets the choice of a product's backend, AMP_EXT_GEMM. "auto" chooses by the table (table.h).
 // Products without an entry run on torch's library, or on a CPU by a rule. "kernel" chooses the
 // device's backend wherever it can compute the product. "library" leaves out the table.

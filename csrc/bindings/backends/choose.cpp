@@ -38,12 +38,6 @@ const Backend* backend_named(const std::string& name) {
   return found;
 }
 
-// Returns whether a backend may compute products. A chosen backend excludes the kernels of others.
-bool is_allowed(const Backend& backend, c10::DeviceType type) {
-  const Backend* const only = chosen[type == at::kCUDA];
-  return !only || &backend == only || &backend == &cpu_backend();
-}
-
 }  // namespace
 
 void use_backend(c10::DeviceType type, const std::string& name) {
@@ -67,13 +61,6 @@ void force_gemm_tile(const std::optional<GemmTileChoice>& tile) {
   TORCH_CHECK_VALUE(variant != 0, "amp_ext: the CUDA kernels have no tile ", tile->tile,
                     tile->sm90 ? " for sm_90a" : " for sm_80", " with ", tile->splits, " splits");
   forced_variant = variant;
-}
-
-int gemm_tile_count(bool sm90) {
-  const Backend* const kernels = cuda_backend();
-  int count = 0;
-  while (kernels && kernels->variant_of({.sm90 = sm90, .tile = count})) ++count;
-  return count;
 }
 
 std::optional<const Backend*> gemm_backend(c10::DeviceType type, const std::string& name) {
@@ -133,7 +120,8 @@ constexpr const char* kNotVerified =
 // Returns why a backend is not to compute a product; null if it may, by the kernels that are left
 // in `g`.
 const char* obstacle_of(const Backend& backend, c10::Device device, GemmArgs& g) {
-  if (!is_allowed(backend, device.type())) return "another backend was chosen";
+  const Backend* const only = chosen[device.is_cuda()];
+  if (only && &backend != only && &backend != &cpu_backend()) return "another backend was chosen";
   if (const char* const obstacle = backend.why_not(g)) return obstacle;
   const std::optional<GemmKernels> kernels = gemm_kernels(backend, device);
   if (!kernels) return is_verified(backend, family_of(g), device) ? nullptr : kNotVerified;
@@ -178,7 +166,8 @@ const Backend* choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
   const GemmMode mode = amp_ext::mode;
   if (device.is_cpu() || device.is_cuda()) {
     if (!reason) note(device, args);
-    const Measured* found = mode == GemmMode::automatic ? find_measured(device, args) : nullptr;
+    std::optional<Measured> found;
+    if (mode == GemmMode::automatic) found = find_measured(device, args);
     if (found && !(found->backend && obstacle_of(*found->backend, device, args))) {
       because(found->reason);
       args.variant = found->variant;

@@ -16,23 +16,14 @@ namespace {
 
 constexpr const char* kSymbol = "amp_ext_backend_library";
 
-struct Close {
-  void operator()(void* library) const { dlclose(library); }
-};
+std::map<std::string, const Backend*>& backends() {
+  static std::map<std::string, const Backend*> by_name;
+  return by_name;
+}
 
 // Both are at hand for each call.
 const Backend* cpu_kernels = nullptr;
 const Backend* cuda_kernels = nullptr;
-
-std::map<std::string, const Backend*>& others() {
-  static std::map<std::string, const Backend*> instance;
-  return instance;
-}
-
-void keep(const Backend& backend) {
-  const std::string name = backend.name();
-  (name == "cpu" ? cpu_kernels : name == "cuda" ? cuda_kernels : others()[name]) = &backend;
-}
 
 }  // namespace
 
@@ -41,23 +32,24 @@ std::string load_backend(const std::string& path, const std::string& remedy) {
     throw pybind11::import_error("amp_ext cannot use the library " + path + ", " + why + "; " +
                                  remedy);
   };
-  std::unique_ptr<void, Close> file(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));
+  std::unique_ptr<void, int (*)(void*)> file(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), dlclose);
   if (!file) refuse(std::string("which does not load (") + dlerror() + ")");
   const auto* const library = static_cast<const BackendLibrary*>(dlsym(file.get(), kSymbol));
   if (!library) refuse(std::string("which has no symbol ") + kSymbol);
   if (std::strcmp(library->abi, AMP_EXT_ABI) != 0)
     refuse("which is of amp_ext " + std::string(library->version) + " with the interface " +
            library->abi + ", where amp_ext " AMP_EXT_VERSION " needs " AMP_EXT_ABI);
-  keep(library->backend(host()));
+  const Backend& backend = library->backend(host());
+  backends()[backend.name()] = &backend;
   file.release();  // for good
+  cpu_kernels = loaded_backend("cpu");
+  cuda_kernels = loaded_backend("cuda");
   return library->architectures;
 }
 
 const Backend* loaded_backend(const std::string& name) {
-  if (name == "cpu") return cpu_kernels;
-  if (name == "cuda") return cuda_kernels;
-  const auto found = others().find(name);
-  return found == others().end() ? nullptr : found->second;
+  const auto found = backends().find(name);
+  return found == backends().end() ? nullptr : found->second;
 }
 
 const Backend& cpu_backend() {

@@ -5,11 +5,8 @@
 #include <pybind11/pybind11.h>
 
 #include <atomic>
-#include <bit>
-#include <limits>
 #include <map>
 #include <mutex>
-#include <unordered_map>
 
 #include "backends/backends.h"
 #include "backends/python.h"
@@ -19,51 +16,21 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-struct HashOfKey {
-  size_t operator()(const GemmKey& key) const {
-    uint64_t hash = 0;
-    for (const int64_t field : key)
-      hash = (std::rotl(hash, 23) ^ static_cast<uint64_t>(field)) * 0x9E3779B97F4A7C15u;
-    return hash ^ (hash >> 32);
-  }
-};
-
-using Table = std::unordered_map<GemmKey, Measured, HashOfKey>;
-
-// Null until it is read. Threads may be reading a table that is replaced: no table is ever freed.
-std::atomic<const Table*>& table_of(c10::Device device) {
-  constexpr int kDevices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
-  static std::array<std::atomic<const Table*>, 1 + kDevices> tables{};
-  return tables[device.is_cpu() ? 0 : 1 + device.index()];
-}
-
-class Notes {
- public:
-  void add(c10::Device device, const GemmArgs& args) {
-    const std::pair key(device.is_cpu() ? -1 : device.index(), key_of(device, args));
-    const std::lock_guard<std::mutex> lock(mutex_);
-    auto [place, is_new] = products_.try_emplace(key, NotedProduct{device, args, 0});
-    ++place->second.calls;
-  }
-  std::vector<NotedProduct> take() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<NotedProduct> products;
-    for (auto& [key, product] : products_) products.push_back(product);
-    products_.clear();
-    return products;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<int, GemmKey>, NotedProduct> products_;
-};
-
 std::atomic<bool> noting = false;
 
-Notes& noted() {
-  static Notes notes;
-  return notes;
+// The tables that have been read, by device, and the products that have been noted.
+struct Tables {
+  std::mutex mutex;
+  std::map<int, std::map<GemmKey, Measured>> measured;
+  std::map<std::pair<int, GemmKey>, NotedProduct> noted;
+};
+
+Tables& tables() {
+  static auto* const tables = new Tables;  // never destroyed: threads may outlive it
+  return *tables;
 }
+
+int index_of(c10::Device device) { return device.is_cpu() ? -1 : device.index(); }
 
 bool is_empty(const GemmArgs& g) {
   return g.batch == 0 || g.terms == 0 || g.m == 0 || g.n == 0 || g.k == 0;
@@ -98,31 +65,45 @@ GemmKey key_of(c10::Device device, const GemmArgs& g) {
   return {device.is_cpu() ? at::get_num_threads() : 0, packed, g.batch, g.terms, g.m, g.n, g.k};
 }
 
-const Measured* find_measured(c10::Device device, const GemmArgs& args) {
-  const Table* table = table_of(device).load(std::memory_order_acquire);
-  if (!table) {
+std::optional<Measured> find_measured(c10::Device device, const GemmArgs& args) {
+  auto& [mutex, measured, noted] = tables();
+  std::unique_lock<std::mutex> lock(mutex);
+  if (!measured.contains(index_of(device))) {
+    lock.unlock();  // Python calls set_measured, and may wait for threads that come here
     const UntracedPython python;
     py::module_::import("amp_ext.tune").attr("load_table")(device.str());
-    table = table_of(device).load(std::memory_order_acquire);
+    lock.lock();
   }
-  if (table->empty()) return nullptr;
-  const auto found = table->find(key_of(device, args));
-  return found == table->end() ? nullptr : &found->second;
+  const std::map<GemmKey, Measured>& table = measured[index_of(device)];
+  if (table.empty()) return std::nullopt;
+  const auto found = table.find(key_of(device, args));
+  return found == table.end() ? std::nullopt : std::optional(found->second);
 }
 
 void set_measured(c10::Device device, const std::vector<std::pair<GemmKey, Measured>>& entries) {
-  table_of(device).store(new Table(entries.begin(), entries.end()), std::memory_order_release);
+  auto& [mutex, measured, noted] = tables();
+  const std::lock_guard<std::mutex> lock(mutex);
+  measured[index_of(device)] = {entries.begin(), entries.end()};
 }
 
 bool start_noting() { return !noting.exchange(true); }
 
 std::vector<NotedProduct> stop_noting() {
   noting = false;
-  return noted().take();
+  auto& [mutex, measured, noted] = tables();
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::vector<NotedProduct> products;
+  for (auto& [key, product] : noted) products.push_back(product);
+  noted.clear();
+  return products;
 }
 
 void note(c10::Device device, const GemmArgs& args) {
-  if (noting.load(std::memory_order_relaxed) && !is_empty(args)) noted().add(device, args);
+  if (!noting || is_empty(args)) return;
+  const std::pair key(index_of(device), key_of(device, args));
+  auto& [mutex, measured, noted] = tables();
+  const std::lock_guard<std::mutex> lock(mutex);
+  ++noted.try_emplace(key, NotedProduct{device, args, 0}).first->second.calls;
 }
 
 }  // namespace amp_ext

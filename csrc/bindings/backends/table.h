@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,8 +25,8 @@ struct Measured {
   std::string reason;
 };
 
-// Returns the measurement of a product, or null. The first call for a device reads its file.
-const Measured* find_measured(c10::Device device, const GemmArgs& args);
+// Returns the measurement of a product, or none. The first call for a device reads its file.
+std::optional<Measured> find_measured(c10::Device device, const GemmArgs& args);
 
 // Replaces the measurements of a device.
 void set_measured(c10::Device device, const std::vector<std::pair<GemmKey, Measured>>& entries);

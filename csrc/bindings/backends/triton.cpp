@@ -35,7 +35,6 @@ at::Tensor tensor_of(const VectorRef& x, int64_t size, c10::Device device) {
 // Returns the launch of a product, which products like it share. Its first call compiles the
 // kernel.
 py::object launch_of(const GemmArgs& g, c10::Device device) {
-  static TritonFunction gemm("gemm.gemm", "gemm");
   const auto matrix = [](const MatrixRef& x) {
     return py::make_tuple(static_cast<int>(x.dtype), x.batch_stride, x.row_stride, x.column_stride,
                           is_aligned(x.data));
@@ -46,10 +45,10 @@ py::object launch_of(const GemmArgs& g, c10::Device device) {
   const py::tuple sizes = py::make_tuple(g.batch, g.terms, g.m, g.n, g.k);
   const py::tuple options =
       py::make_tuple(activation_name(g.activation), g.derivative, g.column_sums != nullptr);
-  return gemm(static_cast<int>(device.index()), g.variant, sizes, options,
-              optional(g.bias.data, py::int_(static_cast<int>(g.bias.dtype))), matrix(g.out),
-              matrix(g.a), matrix(g.b), optional(g.c.data, matrix(g.c)),
-              optional(g.aux.data, matrix(g.aux)));
+  return triton_function("gemm.gemm", "gemm")(
+      static_cast<int>(device.index()), g.variant, sizes, options,
+      optional(g.bias.data, py::int_(static_cast<int>(g.bias.dtype))), matrix(g.out), matrix(g.a),
+      matrix(g.b), optional(g.c.data, matrix(g.c)), optional(g.aux.data, matrix(g.aux)));
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
 #include "checks/memory.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
+#include <utility>
 
 namespace amp_ext {
 
 int64_t extent_of(const at::Tensor& tensor) {
-  if (tensor.is_non_overlapping_and_dense()) return tensor.numel();
   int64_t last = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
   return last + 1;
@@ -13,37 +15,41 @@ int64_t extent_of(const at::Tensor& tensor) {
 
 namespace {
 
-// Returns the indices of two ranges, or of the first two if both are the same.
-IndexPair indices_of(const std::vector<MemoryRange>& ranges, const MemoryRange& a,
-                     const MemoryRange& b) {
-  const auto index_of = [&](const MemoryRange& range, size_t first) -> size_t {
-    const auto same = [&](const MemoryRange& r) {
-      return r.begin == range.begin && r.end == range.end;
-    };
-    return std::find_if(ranges.begin() + first, ranges.end(), same) - ranges.begin();
+// Returns the error of two uses. A written use comes first.
+std::string error_of(const std::string& op, const MemoryUse* a, const MemoryUse* b) {
+  if (!a->is_written || (a->name == b->name && a->index > b->index)) std::swap(a, b);
+  const auto name_of = [](const MemoryUse& use) {
+    return use.index < 0 ? use.name : c10::str(use.name, '[', use.index, ']');
   };
-  const size_t first = index_of(a, 0), second = index_of(b, 0);
-  return first == second ? IndexPair(first, index_of(b, first + 1))
-                         : IndexPair(std::minmax(first, second));
+  return c10::str(op, ": ", name_of(*a), " and ", name_of(*b), " overlap in memory, expected ",
+                  name_of(*a), " apart from all else: clone() one");
 }
 
 }  // namespace
 
-std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges, size_t written) {
-  const auto no_gap = [](const MemoryRange& a, const MemoryRange& b) { return a.end > b.begin; };
-  if (written == ranges.size() &&
-      (std::adjacent_find(ranges.begin(), ranges.end(), no_gap) == ranges.end() ||
-       std::adjacent_find(ranges.rbegin(), ranges.rend(), no_gap) == ranges.rend()))
-    return std::nullopt;
-  std::vector<MemoryRange> sorted(ranges.begin(), ranges.begin() + written);
-  std::erase_if(sorted, [](const MemoryRange& range) { return range.is_empty(); });
-  std::ranges::sort(sorted, {}, &MemoryRange::begin);
-  const auto found = std::adjacent_find(sorted.begin(), sorted.end(), no_gap);
-  if (found != sorted.end()) return indices_of(ranges, found[0], found[1]);
-  for (size_t i = written; i < ranges.size(); ++i) {
-    const auto behind = std::ranges::lower_bound(sorted, ranges[i].end, {}, &MemoryRange::begin);
-    if (behind != sorted.begin() && overlap(behind[-1], ranges[i]))
-      return IndexPair(indices_of(ranges, behind[-1], behind[-1]).first, i);
+std::optional<std::string> find_overlap(const std::string& op, std::vector<MemoryUse> uses) {
+  std::erase_if(uses, [](const MemoryUse& use) { return use.range.is_empty(); });
+  if (std::ranges::none_of(uses, &MemoryUse::is_written)) return std::nullopt;
+  const auto begin_of = [](const MemoryUse& use) { return use.range.begin; };
+  const auto end_of = [](const MemoryUse& use) {
+    return use.first_bytes > 0 ? use.range.begin + use.first_bytes : use.range.end;
+  };
+  if (!std::ranges::is_sorted(uses, {}, begin_of)) std::ranges::sort(uses, {}, begin_of);
+  // Of the uses before, the ones that reach farthest.
+  const MemoryUse *last = nullptr, *last_written = nullptr;
+  for (const MemoryUse& use : uses) {
+    const MemoryUse* const other = use.is_written ? last : last_written;
+    if (other && use.range.begin < end_of(*other)) return error_of(op, other, &use);
+    if (!last || end_of(use) > end_of(*last)) last = &use;
+    if (use.is_written && (!last_written || end_of(use) > end_of(*last_written)))
+      last_written = &use;
+  }
+  for (const MemoryUse& view : uses) {
+    for (size_t i = 0; view.first_bytes > 0 && i < uses.size(); ++i) {
+      const MemoryRange &a = view.range, &b = uses[i].range;
+      if (uses[i].name != view.name && a.begin < b.end && b.begin < a.end)
+        return error_of(op, &view, &uses[i]);
+    }
   }
   return std::nullopt;
 }

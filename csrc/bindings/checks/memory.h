@@ -6,7 +6,7 @@
 
 #include <cstdint>
 #include <optional>
-#include <utility>
+#include <string>
 #include <vector>
 
 namespace amp_ext {
@@ -23,10 +23,6 @@ struct MemoryRange {
   bool is_empty() const { return begin == end; }
   void* data() const { return reinterpret_cast<void*>(begin); }
 };
-
-inline bool overlap(const MemoryRange& a, const MemoryRange& b) {
-  return a.begin < b.end && b.begin < a.end;
-}
 
 // Returns how many elements lie between the first and the last of a tensor that has elements, both
 // included.
@@ -71,12 +67,18 @@ inline void* plain_memory(const at::TensorImpl& tensor, int64_t numel, int64_t s
   return data ? data + offset : nullptr;
 }
 
-// Returns the indices of two ranges that overlap, or none. The first `written` ranges must overlap
-// nothing; the others are read, and may overlap each other.
-using IndexPair = std::pair<size_t, size_t>;
-std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges, size_t written);
-inline std::optional<IndexPair> find_overlap(const std::vector<MemoryRange>& ranges) {
-  return find_overlap(ranges, ranges.size());
-}
+// The memory of an argument of a call.
+struct MemoryUse {
+  MemoryRange range;
+  const char* name;  // of the argument, or of a list
+  int64_t index;     // in the list; -1 for an argument of its own
+  bool is_written;
+  // Only for a written tensor with holes: its size of an element. In its list the tensor counts by
+  // its first element alone, so that such tensors may interleave.
+  int64_t first_bytes = 0;
+};
+
+// Returns an error if memory that is written overlaps anything else, or none.
+std::optional<std::string> find_overlap(const std::string& op, std::vector<MemoryUse> uses);
 
 }  // namespace amp_ext

@@ -54,11 +54,6 @@ float* elements(const char* op, const char* name, const at::Tensor& tensor, int6
   check_strided(op, name, tensor, device);
   TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, op, ": ", name, " must have shape [",
               size, "], got shape ", tensor.sizes());
-  return elements(op, name, tensor, device);
-}
-
-float* elements(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
-  check_strided(op, name, tensor, device);
   TORCH_CHECK(tensor.is_contiguous(), op, ": ", name, " must be contiguous, got strides ",
               tensor.strides());
   return checked_data<float>(op, name, tensor);
@@ -145,35 +140,12 @@ at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype) {
   return at::empty_strided(order.sizes(), order.strides(), dtype.options());
 }
 
-void mark_written(const std::vector<at::TensorImpl*>& tensors) {
-  for (at::TensorImpl* const tensor : tensors) mark_written(tensor);
-}
-
-namespace {
-
-MemoryRange memory_of(const TensorRef& ref) { return {ref.data, ref.numel * size_of(ref.dtype)}; }
-
-}  // namespace
-
 void GradList::reserve(size_t n) {
   refs_.reserve(n);
   if (is_written()) written_.reserve(n);
 }
 
-// Does the same as add_checked, at a fraction of the cost, for a contiguous tensor of the kind that
-// was checked last. Returns false, and does nothing, for others.
-bool GradList::add_plain(const at::Tensor& grad) {
-  c10::TensorImpl* const tensor = grad.unsafeGetTensorImpl();
-  if ((is_written() && records_gradients_) || !plain_.has(*tensor)) return false;
-  const int64_t numel = tensor->numel();
-  void* const data = plain_memory(*tensor, numel, size_of(plain_dtype_), access_);
-  if (!data || numel == 0) return false;
-  refs_.push_back({data, numel, 0, plain_dtype_});
-  if (is_written()) written_.push_back(tensor);
-  return true;
-}
-
-void GradList::add_checked(const at::Tensor& grad) {
+void GradList::add(const at::Tensor& grad) {
   const Item item{op_, "grads", refs_.size()};
   const DType dtype = checked_dtype(item, grad, device_);
   if (grad._is_zerotensor()) {
@@ -191,8 +163,6 @@ void GradList::add_checked(const at::Tensor& grad) {
   }
   if (dense) {
     refs_.push_back({memory.data(), grad.numel(), 0, dtype});
-    plain_ = TensorKind(grad);
-    plain_dtype_ = dtype;
     return;
   }
   const at::NoGradGuard no_grad;
@@ -207,62 +177,31 @@ int64_t GradList::numel() const {
   return total;
 }
 
-std::optional<size_t> GradList::find(const MemoryRange& range) const {
-  constexpr int64_t kSizes[kDTypes] = {size_of(DType::f32), size_of(DType::f16),
-                                       size_of(DType::bf16), size_of(DType::f64)};
+void GradList::add_to(std::vector<MemoryUse>& uses) const {
+  const size_t first = uses.size();
   for (size_t i = 0; i < refs_.size(); ++i) {
-    const auto begin = reinterpret_cast<uintptr_t>(refs_[i].data);
-    const int64_t bytes = refs_[i].numel * kSizes[static_cast<int>(refs_[i].dtype)];
-    if ((begin < range.end) & (range.begin < begin + bytes)) return i;
+    const TensorRef& ref = refs_[i];
+    const MemoryRange range(ref.data, ref.numel * size_of(ref.dtype));
+    uses.push_back({range, "grads", static_cast<int64_t>(i), is_written()});
   }
   for (const Gathered& g : gathered_) {
-    if (overlap(g.memory, range)) return g.index;
+    MemoryUse& use = uses[first + g.index];
+    use.range = g.memory;
+    if (is_written()) use.first_bytes = static_cast<int64_t>(g.view.element_size());
   }
-  return std::nullopt;
-}
-
-void GradList::close() const {
-  if (!is_written()) return;
-  std::vector<MemoryRange> ranges;
-  ranges.reserve(refs_.size());
-  for (const TensorRef& ref : refs_) ranges.push_back(memory_of(ref));
-  for (const Gathered& g : gathered_) {
-    if (!g.memory.is_empty()) ranges[g.index] = {g.memory.data(), g.view.element_size()};
-  }
-  const auto found = find_overlap(ranges);
-  TORCH_CHECK(!found, op_, ": grads[", found->first, "] and grads[", found->second,
-              "] overlap in memory, expected tensors that share none: clone() one");
 }
 
 void GradList::finish_writes() {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (const Gathered& g : gathered_) g.view.copy_(g.dense);
-  mark_written(written_);
+  for (at::TensorImpl* const tensor : written_) mark_written(tensor);
 }
 
-void Arguments::add(const Argument& argument, bool is_written) {
-  for (const Argument& other : written_) check_apart(other, argument);
-  if (is_written) {
-    for (const Argument& other : read_) check_apart(argument, other);
-  }
-  (is_written ? written_ : read_).push_back(argument);
-}
-
-void Arguments::check_apart(const Argument& written, const Argument& other) const {
-  TORCH_CHECK(!overlap(written.range, other.range), op_, ": ", written.name, " and ", other.name,
-              " overlap in memory, expected ", written.name, " apart from all else: clone() it");
-}
-
-void Arguments::check_apart_from(const GradList& grads) const {
-  const auto check = [&](const Argument& argument) {
-    const std::optional<size_t> index = grads.find(argument.range);
-    TORCH_CHECK(!index, op_, ": grads[", *index, "] and ", argument.name,
-                " overlap in memory, expected ", argument.name,
-                " apart from the gradients: clone() it");
-  };
-  for (const Argument& argument : written_) check(argument);
-  if (!grads.is_written()) return;
-  for (const Argument& argument : read_) check(argument);
+void Arguments::check_apart(const GradList* grads) const {
+  std::vector<MemoryUse> uses = uses_;
+  if (grads) grads->add_to(uses);
+  const std::optional<std::string> error = find_overlap(op_, std::move(uses));
+  TORCH_CHECK(!error, *error);
 }
 
 void Arguments::mark_written() const {

@@ -30,10 +30,9 @@ template <class T>
 T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
 // Returns a pointer to the elements of `tensor`. Throws likewise unless it is a contiguous float32
-// tensor of shape [size], or of any shape.
+// tensor of shape [size].
 float* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
                 at::Device device);
-float* elements(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 
 // Throws for a negated view. Its values are the negatives of the stored numbers.
 template <class Name>
@@ -49,7 +48,6 @@ void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_gi
 inline void mark_written(at::TensorImpl* tensor) {
   if (tensor->version_counter().enabled()) tensor->bump_version();  // an inference tensor has none
 }
-void mark_written(const std::vector<at::TensorImpl*>& tensors);
 
 // A tensor of a list. Errors name it with the list and the index: "grads[3]".
 struct Item {
@@ -80,25 +78,6 @@ bool same_order(const at::Tensor& a, const at::Tensor& b);
 // Returns a new tensor with the element order of `order`. `order` is dense.
 at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype);
 
-// The kind of a contiguous tensor. It decides all checks except the checks of size and memory: the
-// findings for one tensor hold for the next of its kind.
-class TensorKind {
- public:
-  TensorKind() = default;
-  explicit TensorKind(const at::Tensor& tensor)
-      : keys_(tensor.key_set()), dtype_(tensor.dtype()), device_(tensor.device()) {}
-
-  bool has(const at::TensorImpl& tensor) const {
-    return tensor.key_set() == keys_ && tensor.dtype() == dtype_ && tensor.device() == device_ &&
-           tensor.is_contiguous();
-  }
-
- private:
-  c10::DispatchKeySet keys_;  // none: no tensor is of this kind
-  caffe2::TypeMeta dtype_;
-  at::Device device_ = at::kCPU;
-};
-
 // The gradients of one call, all on one device. Tensors must outlive the list.
 class GradList {
  public:
@@ -112,14 +91,7 @@ class GradList {
   // written, it throws for memory that overlaps within the tensor. It also throws for a tensor that
   // requires grad while gradients are recorded. Negated views are accepted: no op on gradients
   // depends on their signs.
-  void add(const at::Tensor& grad) {
-    if (!add_plain(grad)) add_checked(grad);
-  }
-
-  // Throws when two tensors to be written overlap. Call it once after the last add. A tensor with
-  // holes counts by its first element alone, so that such views may interleave. Nothing has been
-  // written before.
-  void close() const;
+  void add(const at::Tensor& grad);
 
   // Copies results back into the views that are not dense, and bumps the tensors' versions for
   // autograd. Call it after the launch of a list to be written.
@@ -131,8 +103,8 @@ class GradList {
   bool is_written() const { return access_ == Access::write; }
   int64_t numel() const;
 
-  // Returns the first tensor that overlaps `range`, from its first element to its last.
-  std::optional<size_t> find(const MemoryRange& range) const;
+  // Appends the memory of all tensors.
+  void add_to(std::vector<MemoryUse>& uses) const;
 
  private:
   // A view with holes, where it lies, and the dense copy that kernels work on.
@@ -143,9 +115,6 @@ class GradList {
     at::Tensor dense;
   };
 
-  bool add_plain(const at::Tensor& grad);
-  void add_checked(const at::Tensor& grad);
-
   const char* op_;
   Access access_;
   at::Device device_;
@@ -153,23 +122,18 @@ class GradList {
   std::vector<TensorRef> refs_;
   std::vector<c10::TensorImpl*> written_;
   std::vector<Gathered> gathered_;
-  TensorKind plain_;  // of the last dense tensor that was checked
-  DType plain_dtype_{};
 };
 
-// The other tensors of a call, by name. A written tensor shares no memory with anything else.
+// The other tensors of a call, by name.
 class Arguments {
  public:
   Arguments(const char* op, at::Device device) : op_(op), device_(device) {}
-
-  const char* op() const { return op_; }
-  at::Device device() const { return device_; }
 
   // Returns one_element, or null for no tensor.
   template <class T>
   const T* read(const char* name, const at::Tensor& tensor) {
     const T* const data = one_element<T>(op_, name, tensor, device_);
-    add({name, {data, sizeof(T)}}, /*is_written=*/false);
+    read_tensor(name, tensor);
     return data;
   }
   template <class T>
@@ -178,7 +142,9 @@ class Arguments {
   }
   template <class T>
   T* write(const char* name, const at::Tensor& tensor) {
-    return added(name, tensor, one_element<T>(op_, name, tensor, device_), 1);
+    T* const data = one_element<T>(op_, name, tensor, device_);
+    write_tensor(name, tensor);
+    return data;
   }
   template <class T>
   T* write(const char* name, const std::optional<at::Tensor>& tensor) {
@@ -187,43 +153,32 @@ class Arguments {
 
   // Returns elements, or null for no tensor.
   float* write_all(const char* name, const std::optional<at::Tensor>& tensor, int64_t size) {
-    return tensor ? added(name, *tensor, elements(op_, name, *tensor, size, device_), size)
-                  : nullptr;
+    if (!tensor) return nullptr;
+    float* const data = elements(op_, name, *tensor, size, device_);
+    write_tensor(name, *tensor);
+    return data;
   }
 
   // Add a tensor of any shape.
   void read_tensor(const char* name, const at::Tensor& tensor) {
-    add({name, checked_memory(op_, name, tensor, Access::read)}, /*is_written=*/false);
+    uses_.push_back({checked_memory(op_, name, tensor, Access::read), name, -1, false});
   }
   void write_tensor(const char* name, const at::Tensor& tensor) {
-    add({name, checked_memory(op_, name, tensor, Access::write)}, /*is_written=*/true);
+    uses_.push_back({checked_memory(op_, name, tensor, Access::write), name, -1, true});
     tensors_.push_back(tensor.unsafeGetTensorImpl());
   }
 
-  // Throws for an overlap with gradients. Call it after the last argument.
-  void check_apart_from(const GradList& grads) const;
+  // Throws where memory that is written overlaps anything else, the gradients included. Call it
+  // after the last argument: nothing has been written before.
+  void check_apart(const GradList* grads = nullptr) const;
 
   // Bumps versions. Call it after the launch.
   void mark_written() const;
 
  private:
-  struct Argument {
-    const char* name;
-    MemoryRange range;
-  };
-
-  template <class T>
-  T* added(const char* name, const at::Tensor& tensor, T* data, int64_t size) {
-    add({name, {data, size * static_cast<int64_t>(sizeof(T))}}, /*is_written=*/true);
-    tensors_.push_back(tensor.unsafeGetTensorImpl());
-    return data;
-  }
-  void add(const Argument& argument, bool is_written);
-  void check_apart(const Argument& written, const Argument& other) const;
-
   const char* op_;
   at::Device device_;
-  c10::SmallVector<Argument, 12> written_, read_;
+  std::vector<MemoryUse> uses_;
   c10::SmallVector<at::TensorImpl*, 6> tensors_;  // the written ones
 };
 

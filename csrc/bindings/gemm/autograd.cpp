@@ -169,14 +169,6 @@ at::Tensor gemm_autograd(const at::Tensor& a, const at::Tensor& b, const GemmOpt
   return std::get<0>(recorded_gemm(a, b, options, with_aux));
 }
 
-template <class... Tensors>
-void check_no_gradient(const char* op, const Tensors&... tensors) {
-  TORCH_CHECK(!torch::autograd::compute_requires_grad(tensors...), op,
-              ": is not differentiable, expected no tensor that requires a gradient: call it "
-              "under torch.no_grad()");
-  check_no_forward_gradient(op, tensors...);
-}
-
 TensorPair gemm_with_aux_autograd(const at::Tensor& a, const at::Tensor& b,
                                   const GemmOptions& options) {
   check_no_forward_gradient(kGemmWithAux, a, b, options.c, options.bias);
@@ -186,18 +178,19 @@ TensorPair gemm_with_aux_autograd(const at::Tensor& a, const at::Tensor& b,
   return gemm_with_aux(a, b, options);
 }
 
-TensorPair gemm_times_derivative_autograd(const at::Tensor& a, const at::Tensor& b,
-                                          const at::Tensor& aux, const GemmOptions& options) {
-  check_no_gradient(kGemmTimesDerivative, a, b, aux);
+// Calls an op that has no derivative.
+void call_undifferentiated(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::string& name = op.schema().name();
+  for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    if (!value.isTensor()) continue;
+    const at::Tensor tensor = value.toTensor();
+    TORCH_CHECK(!torch::autograd::compute_requires_grad(tensor), name,
+                ": is not differentiable, expected no tensor that requires a gradient: call it "
+                "under torch.no_grad()");
+    check_no_forward_gradient(name.c_str(), tensor);
+  }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return gemm_times_derivative(a, b, aux, options);
-}
-
-void gemm_accumulate_autograd(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                              const GemmOptions& options) {
-  check_no_gradient(kGemmAccumulate, c, a, b);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  gemm_accumulate_(c, a, b, options);
+  op.callBoxed(*stack);
 }
 
 }  // namespace
@@ -205,9 +198,8 @@ void gemm_accumulate_autograd(const at::Tensor& c, const at::Tensor& a, const at
 TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) {
   m.impl("gemm", TORCH_FN(gemm_op<gemm_autograd>));
   m.impl("gemm_with_aux", TORCH_FN(gemm_op<gemm_with_aux_autograd>));
-  m.impl("gemm_times_derivative",
-         TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_autograd>));
-  m.impl("gemm_accumulate_", TORCH_FN(gemm_accumulate_op<gemm_accumulate_autograd>));
+  for (const char* const name : {"gemm_times_derivative", "gemm_accumulate_"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_undifferentiated>());
 }
 
 }  // namespace amp_ext

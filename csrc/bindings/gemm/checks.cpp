@@ -13,32 +13,15 @@
 namespace amp_ext {
 namespace {
 
-template <class Int>
-c10::ArrayRef<Int> sizes_of(const at::Tensor& tensor) {
-  if constexpr (std::is_same_v<Int, c10::SymInt>) {
-    return tensor.sym_sizes();
-  } else {
-    return tensor.sizes();
-  }
-}
-
 void check_dtype(const char* op, const char* name, at::ScalarType type) {
   TORCH_CHECK_NOT_IMPLEMENTED(dtype_of(type), op, ": ", name,
                               " must be float16, bfloat16, float32 or float64, got ", type);
 }
 
-// Checks the memory of a tensor with data.
-template <class Int>
-void check_memory(const char* op, const char* name, const at::Tensor& tensor,
-                  Access access = Access::read) {
-  if constexpr (std::is_same_v<Int, int64_t>) checked_memory(op, name, tensor, access);
-}
-
-template <class Int>
 void check_shape(const char* op, const char* name, const at::Tensor& tensor,
-                 c10::ArrayRef<Int> sizes) {
-  TORCH_CHECK(sizes_of<Int>(tensor).equals(sizes), op, ": ", name,
-              " must have the shape of the result, ", sizes, ", got shape ", sizes_of<Int>(tensor));
+                 c10::SymIntArrayRef sizes) {
+  TORCH_CHECK(tensor.sym_sizes().equals(sizes), op, ": ", name,
+              " must have the shape of the result, ", sizes, ", got shape ", tensor.sym_sizes());
 }
 
 // Throws unless the factor is a number of the accumulator's type.
@@ -66,26 +49,23 @@ Activation activation_of(const char* op, std::string_view name) {
   return static_cast<Activation>(found - std::begin(kActivationNames));
 }
 
-template <class Int>
-Sizes<Int> check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
-                      const GemmOptions& options) {
+c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
+                             const GemmOptions& options) {
   const at::Device device = a.device();
   check_operand(op, "a", a, device);
   check_operand(op, "b", b, device);
-  check_memory<Int>(op, "a", a);
-  check_memory<Int>(op, "b", b);
   activation_of(op, options.activation);
   check_dtype(op, "out_dtype", out_dtype_of(a, b, options.out_dtype));
   check_factor(op, "alpha", options.alpha, sums_dtype_of(a, b));
   check_factor(op, "beta", options.beta, sums_dtype_of(a, b));
 
-  const c10::ArrayRef<Int> as = sizes_of<Int>(a), bs = sizes_of<Int>(b);
+  const c10::SymIntArrayRef as = a.sym_sizes(), bs = b.sym_sizes();
   TORCH_CHECK(as.size() >= 2, op, ": a must have at least 2 dimensions, got shape ", as);
   TORCH_CHECK(bs.size() >= 2, op, ": b must have at least 2 dimensions, got shape ", bs);
-  const Int& m = as[as.size() - (options.trans_a ? 1 : 2)];
-  const Int& k = as[as.size() - (options.trans_a ? 2 : 1)];
-  const Int& b_rows = bs[bs.size() - (options.trans_b ? 1 : 2)];
-  const Int& n = bs[bs.size() - (options.trans_b ? 2 : 1)];
+  const c10::SymInt& m = as[as.size() - (options.trans_a ? 1 : 2)];
+  const c10::SymInt& k = as[as.size() - (options.trans_a ? 2 : 1)];
+  const c10::SymInt& b_rows = bs[bs.size() - (options.trans_b ? 1 : 2)];
+  const c10::SymInt& n = bs[bs.size() - (options.trans_b ? 2 : 1)];
   TORCH_CHECK(k == b_rows, op, ": a of shape ", as, options.trans_a ? " (transposed)" : "",
               " needs a b of ", k, options.trans_b ? " columns" : " rows", ", got shape ", bs);
   const bool a_shared = as.size() == 2, b_shared = bs.size() == 2;
@@ -97,63 +77,46 @@ Sizes<Int> check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
   const auto batch = a_shared ? b_batch : a_batch;
   TORCH_CHECK(!options.sum_batch || (!a_shared && !b_shared), op,
               ": sum_batch needs leading dimensions in a and b, got shapes ", as, " and ", bs);
-  Sizes<Int> out;
+  c10::SymDimVector out;
   if (!options.sum_batch) out.append(batch.begin(), batch.end());
   out.push_back(m);
   out.push_back(n);
   if (options.bias) {
     check_operand(op, "bias", *options.bias, device);
-    check_memory<Int>(op, "bias", *options.bias);
-    const auto sizes = sizes_of<Int>(*options.bias);
+    const auto sizes = options.bias->sym_sizes();
     TORCH_CHECK(sizes.size() == 1 && sizes[0] == n, op, ": bias must have shape [", n,
                 "], got shape ", sizes);
   }
   if (options.c) {
     check_operand(op, "c", *options.c, device);
-    check_memory<Int>(op, "c", *options.c);
-    const auto sizes = sizes_of<Int>(*options.c);
+    const auto sizes = options.c->sym_sizes();
     bool expands = sizes.size() <= out.size();
     for (size_t d = 0; expands && d < sizes.size(); ++d) {
-      const Int& size = sizes[sizes.size() - 1 - d];
+      const c10::SymInt& size = sizes[sizes.size() - 1 - d];
       expands = size == out[out.size() - 1 - d] || size == 1;
     }
     TORCH_CHECK(expands, op, ": c must be expandable to the result's shape ",
-                c10::ArrayRef<Int>(out), ", got shape ", sizes);
+                c10::SymIntArrayRef(out), ", got shape ", sizes);
   }
   return out;
 }
 
-template <class Int>
-Sizes<Int> check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
-                                       const at::Tensor& aux, const GemmOptions& options) {
-  const auto sizes = check_gemm<Int>(kGemmTimesDerivative, a, b, options);
+c10::SymDimVector check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
+                                              const at::Tensor& aux, const GemmOptions& options) {
+  auto sizes = check_gemm(kGemmTimesDerivative, a, b, options);
   check_operand(kGemmTimesDerivative, "aux", aux, a.device());
-  check_memory<Int>(kGemmTimesDerivative, "aux", aux);
-  check_shape<Int>(kGemmTimesDerivative, "aux", aux, sizes);
+  check_shape(kGemmTimesDerivative, "aux", aux, sizes);
   return sizes;
 }
 
-template <class Int>
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                            const GemmOptions& options) {
-  const auto sizes = check_gemm<Int>(kGemmAccumulate, a, b, options);
+  const auto sizes = check_gemm(kGemmAccumulate, a, b, options);
   check_operand(kGemmAccumulate, "c", c, a.device());
-  check_memory<Int>(kGemmAccumulate, "c", c, Access::write);
   check_not_negated(kGemmAccumulate, "c", c);
   TORCH_CHECK(c.scalar_type() == at::kFloat, kGemmAccumulate, ": c must be a float tensor, got ",
               c.scalar_type());
-  check_shape<Int>(kGemmAccumulate, "c", c, sizes);
+  check_shape(kGemmAccumulate, "c", c, sizes);
 }
-
-#define AMP_EXT_INSTANTIATE(Int)                                                          \
-  template Sizes<Int> check_gemm(const char*, const at::Tensor&, const at::Tensor&,       \
-                                 const GemmOptions&);                                     \
-  template Sizes<Int> check_gemm_times_derivative(const at::Tensor&, const at::Tensor&,   \
-                                                  const at::Tensor&, const GemmOptions&); \
-  template void check_gemm_accumulate<Int>(const at::Tensor&, const at::Tensor&,          \
-                                           const at::Tensor&, const GemmOptions&);
-
-AMP_EXT_INSTANTIATE(int64_t)
-AMP_EXT_INSTANTIATE(c10::SymInt)
 
 }  // namespace amp_ext

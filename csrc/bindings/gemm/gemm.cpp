@@ -48,23 +48,27 @@ std::atomic<int64_t> refused = 0;
 class Product {
  public:
   Product(const char* op, const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
-          at::IntArrayRef sizes)
-      : op_(op), sizes_(sizes), options_(a.options().requires_grad(false)) {
-    describe(args_.a, tensors_.a = a, options.trans_a);
-    describe(args_.b, tensors_.b = b, options.trans_b);
+          c10::SymIntArrayRef sym_sizes)
+      : op_(op),
+        sizes_(C10_AS_INTARRAYREF_SLOW(sym_sizes)),
+        options_(a.options().requires_grad(false)) {
+    const at::IntArrayRef sizes = sizes_;
+    describe(args_.a, "a", tensors_.a = a, options.trans_a);
+    describe(args_.b, "b", tensors_.b = b, options.trans_b);
     args_.m = sizes[sizes.size() - 2];
     args_.n = sizes.back();
     args_.k = a.size(options.trans_a ? -2 : -1);
     args_.batch = batch_of(sizes);
     args_.terms = options.sum_batch ? batch_of(a.sizes()) : 1;
     args_.alpha = options.alpha;
+    if (options.c) checked_memory(op, "c", *options.c, Access::read);
     if (options.c && options.beta != 0) {
-      describe(args_.c, tensors_.c = options.c->expand(sizes));
+      describe(args_.c, "c", tensors_.c = options.c->expand(sizes));
       args_.beta = options.beta;
     }
     if (options.bias) {
       tensors_.bias = *options.bias;
-      args_.bias = {const_cast<void*>(options.bias->const_data_ptr()),
+      args_.bias = {checked_memory(op, "bias", *options.bias, Access::read).data(),
                     *dtype_of(options.bias->scalar_type()), options.bias->stride(0)};
     }
     args_.activation = activation_of(op, options.activation);
@@ -76,13 +80,13 @@ class Product {
   Product& operator=(const Product&) = delete;
 
   void differentiate_at(const at::Tensor& aux) {
-    describe(args_.aux, tensors_.aux = aux, /*transposed=*/false, /*as_rows=*/true);
+    describe(args_.aux, "aux", tensors_.aux = aux, /*transposed=*/false, /*as_rows=*/true);
     args_.derivative = true;
     args_.column_sums = kToAllocate;
   }
   void write_aux() { args_.aux = args_.out; }
   void accumulate_into(const at::Tensor& c) {
-    describe(args_.out, tensors_.c = c);
+    describe(args_.out, "c", tensors_.c = c);
     args_.out.data = c.mutable_data_ptr();
     args_.c = args_.out;
     args_.beta = 1;
@@ -155,12 +159,13 @@ class Product {
   // Describes the last two dimensions as matrices, the leading ones as a batch of them. If the
   // leading dimensions have no common stride, it describes a copy to be made. With `as_rows`, it
   // also does so if elements of a row are not neighbours.
-  void describe(MatrixRef& matrix, at::Tensor& tensor, bool transposed = false,
+  void describe(MatrixRef& matrix, const char* name, at::Tensor& tensor, bool transposed = false,
                 bool as_rows = false) {
     const std::optional<int64_t> stride = batch_stride(tensor);
     const int64_t rows = tensor.size(-2), columns = tensor.size(-1);
-    matrix = {const_cast<void*>(tensor.const_data_ptr()), *dtype_of(tensor.scalar_type()),
-              stride.value_or(0), tensor.stride(-2), tensor.stride(-1)};
+    matrix = {checked_memory(op_, name, tensor, Access::read).data(),
+              *dtype_of(tensor.scalar_type()), stride.value_or(0), tensor.stride(-2),
+              tensor.stride(-1)};
     if (!stride || (as_rows && columns > 1 && matrix.column_stride != 1)) {
       matrix.batch_stride = rows * columns;
       matrix.row_stride = columns;
@@ -186,12 +191,12 @@ class Product {
 };
 
 at::Tensor gemm_kernel(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  return Product(kGemm, a, b, options, check_gemm<int64_t>(kGemm, a, b, options)).run().out;
+  return Product(kGemm, a, b, options, check_gemm(kGemm, a, b, options)).run().out;
 }
 
 TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
                                 const GemmOptions& options) {
-  Product product(kGemmWithAux, a, b, options, check_gemm<int64_t>(kGemmWithAux, a, b, options));
+  Product product(kGemmWithAux, a, b, options, check_gemm(kGemmWithAux, a, b, options));
   product.write_aux();
   GemmResults results = std::move(product).run();
   return {std::move(results.out), std::move(results.aux)};
@@ -200,7 +205,7 @@ TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
 TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b,
                                         const at::Tensor& aux, const GemmOptions& options) {
   Product product(kGemmTimesDerivative, a, b, options,
-                  check_gemm_times_derivative<int64_t>(a, b, aux, options));
+                  check_gemm_times_derivative(a, b, aux, options));
   product.differentiate_at(aux);
   GemmResults results = std::move(product).run();
   return {std::move(results.out), std::move(results.column_sums)};
@@ -218,9 +223,13 @@ bool is_row_major(const at::Tensor& tensor) {
   return batch_stride(tensor).has_value();
 }
 
-void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& given_a,
-                            const at::Tensor& given_b, const GemmOptions& options) {
-  check_gemm_accumulate<int64_t>(c, given_a, given_b, options);
+template <bool kFake>
+void gemm_accumulate_op(at::Tensor& c, const at::Tensor& given_a, const at::Tensor& given_b,
+                        bool trans_a, bool trans_b, bool sum_batch, double alpha) {
+  const GemmOptions options{
+      .trans_a = trans_a, .trans_b = trans_b, .sum_batch = sum_batch, .alpha = alpha};
+  check_gemm_accumulate(c, given_a, given_b, options);
+  if (kFake) return;
   const at::Tensor a = given_a.resolve_neg(), b = given_b.resolve_neg();
   TORCH_CHECK(c.numel() == 0 || is_row_major(c), kGemmAccumulate,
               ": c must be row-major with a column stride of 1, its leading dimensions one after "
@@ -230,7 +239,8 @@ void gemm_accumulate_kernel(const at::Tensor& c, const at::Tensor& given_a,
   given.write_tensor("c", c);
   given.read_tensor("a", a);
   given.read_tensor("b", b);
-  Product product(kGemmAccumulate, a, b, options, c.sizes());
+  given.check_apart();
+  Product product(kGemmAccumulate, a, b, options, c.sym_sizes());
   product.accumulate_into(c);
   std::move(product).run();
   given.mark_written();
@@ -242,18 +252,18 @@ at::Tensor new_out(const at::Tensor& a, const at::Tensor& b, c10::SymIntArrayRef
 }
 
 at::Tensor gemm_fake(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  return new_out(a, b, check_gemm<c10::SymInt>(kGemm, a, b, options), options);
+  return new_out(a, b, check_gemm(kGemm, a, b, options), options);
 }
 
 TensorPair gemm_with_aux_fake(const at::Tensor& a, const at::Tensor& b,
                               const GemmOptions& options) {
-  const auto sizes = check_gemm<c10::SymInt>(kGemmWithAux, a, b, options);
+  const auto sizes = check_gemm(kGemmWithAux, a, b, options);
   return {new_out(a, b, sizes, options), new_out(a, b, sizes, options)};
 }
 
 TensorPair gemm_times_derivative_fake(const at::Tensor& a, const at::Tensor& b,
                                       const at::Tensor& aux, const GemmOptions& options) {
-  const auto sizes = check_gemm_times_derivative<c10::SymInt>(a, b, aux, options);
+  const auto sizes = check_gemm_times_derivative(a, b, aux, options);
   const at::Tensor out = new_out(a, b, sizes, options);
   return {out, at::empty_symint({sizes.back()}, out.options().dtype(sums_dtype_of(a, b)))};
 }
@@ -279,18 +289,10 @@ TensorPair gemm_times_derivative(const at::Tensor& a, const at::Tensor& b, const
   return op.call(a, b, aux, o.trans_a, o.trans_b, o.activation, o.out_dtype);
 }
 
-void gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                      const GemmOptions& o) {
-  static const auto op =
-      typed_op<decltype(gemm_accumulate_op<gemm_accumulate_kernel>)>(kGemmAccumulate);
-  at::Tensor written = c;
-  op.call(written, a, b, o.trans_a, o.trans_b, o.sum_batch, o.alpha);
-}
-
 std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::Tensor& b,
                                                 const GemmOptions& options) {
   std::string reason;
-  Product product(kGemm, a, b, options, check_gemm<int64_t>(kGemm, a, b, options));
+  Product product(kGemm, a, b, options, check_gemm(kGemm, a, b, options));
   const Backend* const backend = product.choose(&reason);
   return {name_of(backend), reason};
 }
@@ -304,8 +306,8 @@ TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   implement(m, "gemm_times_derivative",
             TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_kernel>),
             TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_fake>));
-  implement(m, "gemm_accumulate_", TORCH_FN(gemm_accumulate_op<gemm_accumulate_kernel>),
-            TORCH_FN(gemm_accumulate_op<check_gemm_accumulate<c10::SymInt>>));
+  implement(m, "gemm_accumulate_", TORCH_FN(gemm_accumulate_op<false>),
+            TORCH_FN(gemm_accumulate_op<true>));
 }
 
 }  // namespace amp_ext

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/SymInt.h>
+#include <c10/util/DimVector.h>
 
 #include <optional>
 #include <string>
@@ -47,8 +47,6 @@ at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& opt
 TensorPair gemm_with_aux(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
 TensorPair gemm_times_derivative(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
                                  const GemmOptions& options);
-void gemm_accumulate_(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                      const GemmOptions& options);
 
 // A function of options in the signature of its op: gemm and gemm_with_aux ...
 template <auto kFunction>
@@ -60,7 +58,7 @@ auto gemm_op(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_
       a, b, GemmOptions{trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype});
 }
 
-// ... gemm_times_derivative ...
+// ... and gemm_times_derivative.
 template <auto kFunction>
 TensorPair gemm_times_derivative_op(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
                                     bool trans_a, bool trans_b, std::string_view activation,
@@ -70,15 +68,6 @@ TensorPair gemm_times_derivative_op(const at::Tensor& a, const at::Tensor& b, co
                                .trans_b = trans_b,
                                .activation = activation,
                                .out_dtype = out_dtype});
-}
-
-// ... and gemm_accumulate_.
-template <auto kFunction>
-void gemm_accumulate_op(at::Tensor& c, const at::Tensor& a, const at::Tensor& b, bool trans_a,
-                        bool trans_b, bool sum_batch, double alpha) {
-  kFunction(
-      c, a, b,
-      GemmOptions{.trans_a = trans_a, .trans_b = trans_b, .sum_batch = sum_batch, .alpha = alpha});
 }
 
 // Check one argument of `op`.
@@ -111,17 +100,11 @@ inline at::ScalarType sums_dtype_of(const at::Tensor& a, const at::Tensor& b) {
 at::Tensor activated(const at::Tensor& x, Activation activation);
 at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation);
 
-// Check every argument except memory, and return the shape of the result. Int is int64_t, or
-// c10::SymInt for tensors without data.
-template <class Int>
-using Sizes = c10::SmallVector<Int, 5>;
-template <class Int>
-Sizes<Int> check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
-                      const GemmOptions& options);
-template <class Int>
-Sizes<Int> check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
-                                       const at::Tensor& aux, const GemmOptions& options);
-template <class Int>
+// Check every argument except memory, and return the shape of the result.
+c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
+                             const GemmOptions& options);
+c10::SymDimVector check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
+                                              const at::Tensor& aux, const GemmOptions& options);
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                            const GemmOptions& options);
 

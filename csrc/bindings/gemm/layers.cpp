@@ -1,6 +1,4 @@
 // Computes linear, mlp and gated_mlp: products with weights as torch.nn.Linear stores them.
-#include "gemm/layers.h"
-
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mul.h>
@@ -18,6 +16,7 @@
 namespace amp_ext {
 namespace {
 
+using OptionalTensor = std::optional<at::Tensor>;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
@@ -314,27 +313,6 @@ at::Tensor gated_mlp_op(const at::Tensor& x, const at::Tensor& gate_weight,
 }
 
 }  // namespace
-
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                  std::string_view activation) {
-  static const auto op = typed_op<decltype(linear_op<compute>)>(kLinear);
-  return op.call(x, weight, bias, activation);
-}
-
-at::Tensor mlp(const at::Tensor& x, const at::Tensor& weight1, const OptionalTensor& bias1,
-               const at::Tensor& weight2, const OptionalTensor& bias2,
-               std::string_view activation) {
-  static const auto op = typed_op<decltype(mlp_op<compute>)>(kMlp);
-  return op.call(x, weight1, bias1, weight2, bias2, activation);
-}
-
-at::Tensor gated_mlp(const at::Tensor& x, const at::Tensor& gate_weight,
-                     const OptionalTensor& gate_bias, const at::Tensor& up_weight,
-                     const OptionalTensor& up_bias, const at::Tensor& down_weight,
-                     const OptionalTensor& down_bias, std::string_view activation) {
-  static const auto op = typed_op<decltype(gated_mlp_op<compute>)>(kGatedMlp);
-  return op.call(x, gate_weight, gate_bias, up_weight, up_bias, down_weight, down_bias, activation);
-}
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   using Key = c10::DispatchKey;

@@ -1,5 +1,5 @@
 // Binds the choice of a product's backend, and the forcing of a tile.
-#include "gemm/python.h"
+#include "checks/python.h"
 
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "backends/backends.h"
-#include "checks/python.h"
 #include "gemm/gemm.h"
 
 namespace py = pybind11;
@@ -66,8 +65,16 @@ void bind_gemm(py::module_& m) {
       "gemm_kernels", &kernels_of, py::arg("backend"), py::arg("device"),
       "Which of the CUDA kernels, sm80 and sm90, compute products on a device; None for a backend "
       "that has others.");
-  m.def("gemm_tile_count", &gemm_tile_count, py::kw_only(), py::arg("sm90"),
-        "How many tiles the CUDA gemm has for sm_90a, or else for sm_80; 0 without CUDA kernels.");
+  m.def(
+      "gemm_tile_count",
+      [](bool sm90) {
+        const Backend* const kernels = cuda_backend();
+        int count = 0;
+        while (kernels && kernels->variant_of({.sm90 = sm90, .tile = count})) ++count;
+        return count;
+      },
+      py::kw_only(), py::arg("sm90"),
+      "How many tiles the CUDA gemm has for sm_90a, or else for sm_80; 0 without CUDA kernels.");
   m.def("force_gemm_tile", &force, py::arg("tile"), py::arg("splits") = 1, py::arg("sm90") = true,
         "Products of this thread that the CUDA kernels compute, for a test or by "
         "AMP_EXT_GEMM=kernel, and that this tile of gemm_sm90_kernel, or of gemm_kernel, can "

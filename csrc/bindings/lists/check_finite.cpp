@@ -11,7 +11,7 @@ void check_finite(GradList& grads, const at::Tensor& found_inf) {
   Arguments arguments(grads.op(), device);
   CheckFiniteArgs args{};
   args.found_inf = arguments.write<float>("found_inf", found_inf);
-  arguments.check_apart_from(grads);
+  arguments.check_apart(&grads);
   args.grads = grads.args();
   run(grads.op(), device, &Backend::check_finite, args);
   arguments.mark_written();
@@ -24,10 +24,6 @@ void check_finite_op(at::TensorList grads, at::Tensor& found_inf) {
   check_finite(list, found_inf);
 }
 
-void check_finite_fake(at::TensorList grads, at::Tensor& found_inf) {
-  check_devices("amp_ext::check_finite", found_inf.device(), "grads", grads);
-}
-
 }  // namespace
 
 void add_arguments(ReferenceCall& call, const CheckFiniteArgs& args) {
@@ -36,12 +32,10 @@ void add_arguments(ReferenceCall& call, const CheckFiniteArgs& args) {
 }
 
 Status TritonBackend::check_finite(const CheckFiniteArgs& a, Services& services) const {
-  static TritonFunction function("lists.check_finite", "check_finite");
-  return launch_list(function, a.grads, services, false, address(a.found_inf));
+  return launch_list("lists.check_finite", "check_finite", a.grads, services, false,
+                     address(a.found_inf));
 }
 
-TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "check_finite", TORCH_FN(check_finite_op), TORCH_FN(check_finite_fake));
-}
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) { implement(m, "check_finite", TORCH_FN(check_finite_op)); }
 
 }  // namespace amp_ext

@@ -18,7 +18,7 @@ at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
   args.found_inf = arguments.write<float>("found_inf", found_inf);
   args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
   args.norms = arguments.write_all("norms", norms, args.grads.size);
-  arguments.check_apart_from(grads);
+  arguments.check_apart(&grads);
   const at::Tensor norm = at::empty({}, found_inf.options());
   args.norm = norm.mutable_data_ptr<float>();
   run(grads.op(), device, &Backend::grad_norm, args);
@@ -35,14 +35,6 @@ at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
   return grad_norm(list, found_inf, inv_scale, norms);
 }
 
-at::Tensor grad_norm_fake(at::TensorList grads, at::Tensor& found_inf,
-                          const std::optional<at::Tensor>& inv_scale,
-                          const std::optional<at::Tensor>& norms) {
-  check_devices("amp_ext::grad_norm", found_inf.device(), "grads", grads, "inv_scale", inv_scale,
-                "norms", norms);
-  return at::empty({}, found_inf.options().dtype(at::kFloat));
-}
-
 }  // namespace
 
 void add_arguments(ReferenceCall& call, const GradNormArgs& args) {
@@ -54,15 +46,12 @@ void add_arguments(ReferenceCall& call, const GradNormArgs& args) {
 }
 
 Status TritonBackend::grad_norm(const GradNormArgs& a, Services& services) const {
-  static TritonFunction function("lists.grad_norm", "grad_norm");
   void* const partial_sums = services.scratch(partial_sum_count(a) * sizeof(double));
-  return launch_list(function, a.grads, services, true, address(a.inv_scale), address(a.found_inf),
-                     address(a.norm), address(a.norms), address(partial_sums),
+  return launch_list("lists.grad_norm", "grad_norm", a.grads, services, true, address(a.inv_scale),
+                     address(a.found_inf), address(a.norm), address(a.norms), address(partial_sums),
                      address(services.tickets(1)), a.norms != nullptr);
 }
 
-TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "grad_norm", TORCH_FN(grad_norm_op), TORCH_FN(grad_norm_fake));
-}
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) { implement(m, "grad_norm", TORCH_FN(grad_norm_op)); }
 
 }  // namespace amp_ext

@@ -17,7 +17,7 @@ void unscale_(GradList& grads, const at::Tensor& found_inf, const at::Tensor& in
   args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
   args.found_inf = arguments.write<float>("found_inf", found_inf);
   args.norm = arguments.read<float>("norm", norm);
-  arguments.check_apart_from(grads);
+  arguments.check_apart(&grads);
   args.max_norm = static_cast<float>(max_norm.value_or(INFINITY));
   args.grads = grads.args();
   run("amp_ext::unscale_", device, &Backend::unscale, args);  // within a pass of another op too
@@ -33,13 +33,6 @@ void unscale_op(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& i
   unscale_(list, found_inf, inv_scale, norm, max_norm);
 }
 
-void unscale_fake(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale,
-                  const std::optional<at::Tensor>& norm, std::optional<double> max_norm) {
-  constexpr auto op = "amp_ext::unscale_";
-  check_max_norm(op, max_norm, norm.has_value());
-  check_devices(op, found_inf.device(), "grads", grads, "inv_scale", inv_scale, "norm", norm);
-}
-
 }  // namespace
 
 void add_arguments(ReferenceCall& call, const UnscaleArgs& args) {
@@ -51,13 +44,10 @@ void add_arguments(ReferenceCall& call, const UnscaleArgs& args) {
 }
 
 Status TritonBackend::unscale(const UnscaleArgs& a, Services& services) const {
-  static TritonFunction function("lists.unscale", "unscale_");
-  return launch_list(function, a.grads, services, a.norm != nullptr, address(a.inv_scale),
-                     address(a.found_inf), address(a.norm), a.max_norm);
+  return launch_list("lists.unscale", "unscale_", a.grads, services, a.norm != nullptr,
+                     address(a.inv_scale), address(a.found_inf), address(a.norm), a.max_norm);
 }
 
-TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "unscale_", TORCH_FN(unscale_op), TORCH_FN(unscale_fake));
-}
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) { implement(m, "unscale_", TORCH_FN(unscale_op)); }
 
 }  // namespace amp_ext

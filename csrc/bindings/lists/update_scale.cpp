@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "backends/triton.h"
-#include "lists/lists.h"
 #include "lists/run.h"
 #include "op.h"
 
@@ -14,87 +13,57 @@ namespace amp_ext {
 
 namespace {
 
-// Checks everything that an update of the scale needs, except the found_infs.
-ScaleUpdate checked_update(Arguments& arguments, const at::Tensor& scale,
-                           const at::Tensor& growth_tracker, const ScaleOptions& options) {
-  const char* const op = arguments.op();
-  const int64_t hysteresis = options.hysteresis;
-  const std::optional<double> min_scale = options.min_scale, max_scale = options.max_scale;
+using OptionalTensor = std::optional<at::Tensor>;
+
+void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
+                     double growth_factor, double backoff_factor, int64_t growth_interval,
+                     std::optional<double> min_scale, std::optional<double> max_scale,
+                     int64_t hysteresis, const OptionalTensor& hysteresis_tracker,
+                     const OptionalTensor& skipped_steps, const OptionalTensor& next_step) {
+  constexpr auto op = "amp_ext::update_scale_";
+  const at::Device device = scale.device();
+  TORCH_CHECK(!found_infs.empty(), op, ": found_infs must hold at least one tensor, got none");
   TORCH_CHECK(hysteresis >= 1 && hysteresis <= INT32_MAX, op,
               ": hysteresis must be from 1 to 2147483647, got ", hysteresis);
   TORCH_CHECK(!min_scale || (*min_scale >= 0 && *min_scale <= FLT_MAX), op,
               ": min_scale must be a finite float32 that is not negative, got ", *min_scale);
   TORCH_CHECK(!max_scale || *max_scale > 0, op, ": max_scale must be positive, got ", *max_scale);
-  TORCH_CHECK(hysteresis == 1 || options.hysteresis_tracker, op,
+  TORCH_CHECK(hysteresis == 1 || hysteresis_tracker, op,
               ": hysteresis_tracker must be given with hysteresis ", hysteresis, ", got None");
-  ScaleUpdate update{};
+  Arguments arguments(op, device);
+  UpdateScaleArgs args{};
+  ScaleUpdate& update = args.update;
   update.scale = arguments.write<float>("current_scale", scale);
   update.growth_tracker = arguments.write<int32_t>("growth_tracker", growth_tracker);
-  update.hysteresis_tracker =
-      arguments.write<int32_t>("hysteresis_tracker", options.hysteresis_tracker);
-  update.skipped_steps = arguments.write<int64_t>("skipped_steps", options.skipped_steps);
-  update.next_step = arguments.write_all("next_step", options.next_step, NextStep::kSize);
-  update.growth_factor = options.growth_factor;
-  update.backoff_factor = options.backoff_factor;
-  update.growth_interval = options.growth_interval;
+  update.hysteresis_tracker = arguments.write<int32_t>("hysteresis_tracker", hysteresis_tracker);
+  update.skipped_steps = arguments.write<int64_t>("skipped_steps", skipped_steps);
+  update.next_step = arguments.write_all("next_step", next_step, NextStep::kSize);
+  update.growth_factor = growth_factor;
+  update.backoff_factor = backoff_factor;
+  update.growth_interval = growth_interval;
   update.hysteresis = static_cast<int32_t>(hysteresis);
   update.min_scale = static_cast<float>(min_scale.value_or(FLT_MIN));
   update.max_scale = static_cast<float>(std::min<double>(max_scale.value_or(FLT_MAX), FLT_MAX));
-  return update;
-}
-
-}  // namespace
-
-void update_scale_(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
-                   const ScaleOptions& options) {
-  constexpr auto op = "amp_ext::update_scale_";
-  const at::Device device = scale.device();
-  TORCH_CHECK(!found_infs.empty(), op, ": found_infs must hold at least one tensor, got none");
-  Arguments arguments(op, device);
-  UpdateScaleArgs args{};
-  args.update = checked_update(arguments, scale, growth_tracker, options);
   std::vector<const float*> pointers;
   pointers.reserve(found_infs.size());
   for (const at::Tensor& found_inf : found_infs) {
     const float* found = one_element<float>(op, "found_inf", found_inf, device);
-    float* const next_step = args.update.next_step;
-    if (!next_step || found != next_step + NextStep::kFoundInf)
+    if (!update.next_step || found != update.next_step + NextStep::kFoundInf)
       found = arguments.read<float>("found_inf", found_inf);
     pointers.push_back(found);
   }
+  arguments.check_apart();
+  at::Tensor any;
   if (found_infs.size() > kMaxFoundInfs) {  // more than fit the kernel's parameters
     std::vector<at::Tensor> flat;
     for (const at::Tensor& found_inf : found_infs) flat.push_back(found_inf.reshape(-1));
-    const at::Tensor any = at::cat(flat).ne(0).any().to(at::kFloat);
-    return update_scale_(scale, growth_tracker, any, options);
+    any = at::cat(flat).ne(0).any().to(at::kFloat);
+    pointers = {any.const_data_ptr<float>()};
   }
   args.found_infs = pointers.data();
   args.found_inf_count = static_cast<int64_t>(pointers.size());
   run(op, device, &Backend::update_scale, args);
   arguments.mark_written();
-}
-
-namespace {
-
-void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
-                     double growth_factor, double backoff_factor, int64_t growth_interval,
-                     std::optional<double> min_scale, std::optional<double> max_scale,
-                     int64_t hysteresis, const std::optional<at::Tensor>& hysteresis_tracker,
-                     const std::optional<at::Tensor>& skipped_steps,
-                     const std::optional<at::Tensor>& next_step) {
-  update_scale_(scale, growth_tracker, found_infs,
-                {growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis,
-                 hysteresis_tracker, skipped_steps, next_step});
-}
-
-void update_scale_fake(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorList found_infs,
-                       double, double, int64_t, std::optional<double>, std::optional<double>,
-                       int64_t, const std::optional<at::Tensor>& hysteresis_tracker,
-                       const std::optional<at::Tensor>& skipped_steps,
-                       const std::optional<at::Tensor>& next_step) {
-  check_devices("amp_ext::update_scale_", scale.device(), "growth_tracker", growth_tracker,
-                "found_infs", found_infs, "hysteresis_tracker", hysteresis_tracker, "skipped_steps",
-                skipped_steps, "next_step", next_step);
 }
 
 }  // namespace
@@ -119,7 +88,6 @@ void add_arguments(ReferenceCall& call, const UpdateScaleArgs& args) {
 }
 
 Status TritonBackend::update_scale(const UpdateScaleArgs& a, Services& services) const {
-  static TritonFunction function("lists.update_scale", "update_scale_");
   // The address of the only flag, or else of a list of addresses.
   const void* found_infs = a.found_infs[0];
   if (a.found_inf_count > 1)
@@ -127,15 +95,14 @@ Status TritonBackend::update_scale(const UpdateScaleArgs& a, Services& services)
   const ScaleUpdate& u = a.update;
   constexpr int kPrograms = 1;
   const UntracedPython python;
-  function(kPrograms, address(found_infs), a.found_inf_count, address(u.scale),
-           address(u.growth_tracker), address(u.hysteresis_tracker), address(u.skipped_steps),
-           address(u.next_step), bits(u.growth_factor), bits(u.backoff_factor), u.growth_interval,
-           u.hysteresis, u.min_scale, u.max_scale);
+  triton_function("lists.update_scale", "update_scale_")(
+      kPrograms, address(found_infs), a.found_inf_count, address(u.scale),
+      address(u.growth_tracker), address(u.hysteresis_tracker), address(u.skipped_steps),
+      address(u.next_step), bits(u.growth_factor), bits(u.backoff_factor), u.growth_interval,
+      u.hysteresis, u.min_scale, u.max_scale);
   return Status::ok;
 }
 
-TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "update_scale_", TORCH_FN(update_scale_op), TORCH_FN(update_scale_fake));
-}
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) { implement(m, "update_scale_", TORCH_FN(update_scale_op)); }
 
 }  // namespace amp_ext

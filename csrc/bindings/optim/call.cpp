@@ -3,8 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-
-#include "op.h"
+#include <utility>
 
 namespace amp_ext {
 
@@ -41,28 +40,11 @@ void UpdateCall::check_fakes() const {
                   tensor.sym_sizes());
     }
   }
-  check_devices(op, *place, "tensor_lr", scalars.tensor_lr, "found_inf", scalars.found_inf,
-                "inv_scale", scalars.inv_scale, "norm", scalars.norm);
-}
-
-void UpdateCall::add_to(Updates& updates) const {
-  const size_t n = lists[kParam].size();
-  updates.reserve(n);
-  for (size_t i = 0; i < n; ++i) {
-    UpdateTensors tensors;
-    for (int role = 0; role < kRoles; ++role)
-      tensors[role] = lists[role].empty() ? nullptr : &lists[role][i];
-    updates.add(tensors);
+  for (const auto& [name, scalar] :
+       {std::pair("tensor_lr", &scalars.tensor_lr), std::pair("found_inf", &scalars.found_inf),
+        std::pair("inv_scale", &scalars.inv_scale), std::pair("norm", &scalars.norm)}) {
+    if (*scalar) check_device(op, name, **scalar, *place);
   }
-}
-
-void UpdateCall::mark_written() const {
-  for (int role = 0; role < kRoles; ++role) {
-    if (role == kGrad) continue;
-    for (const at::Tensor& tensor : lists[role])
-      amp_ext::mark_written(tensor.unsafeGetTensorImpl());
-  }
-  if (scalars.found_inf) amp_ext::mark_written(scalars.found_inf->unsafeGetTensorImpl());
 }
 
 }  // namespace amp_ext

@@ -27,22 +27,27 @@ struct UpdateCall {
   // Checks the devices and shapes of tensors without data.
   void check_fakes() const;
 
-  // Appends the tensors of all parameters.
-  void add_to(Updates& updates) const;
-
-  // Bumps the versions of the tensors that a launch has written, for autograd.
-  void mark_written() const;
-
   template <class Args, class Options>
   void run(void (*launch)(at::Device, const Args&), const Options& options) const {
     const std::optional<at::Device> place = device();
     if (!place) return;
     Updates updates(op, names, *place);
-    add_to(updates);
+    updates.reserve(lists[kParam].size());
+    for (size_t i = 0; i < lists[kParam].size(); ++i) {
+      UpdateTensors tensors;
+      for (int role = 0; role < kRoles; ++role)
+        tensors[role] = lists[role].empty() ? nullptr : &lists[role][i];
+      updates.add(tensors);
+    }
     const StepScalars step_scalars = updates.add_scalars(scalars);
-    updates.close();
+    const std::optional<std::string> overlap = updates.overlap();
+    TORCH_CHECK(!overlap, *overlap);
     launch(*place, {updates.list(), options, step_scalars});
-    mark_written();
+    for (int role = 0; role < kRoles; ++role) {
+      for (const at::Tensor& tensor : role == kGrad ? at::TensorList() : lists[role])
+        mark_written(tensor.unsafeGetTensorImpl());
+    }
+    if (scalars.found_inf) mark_written(scalars.found_inf->unsafeGetTensorImpl());
   }
 };
 

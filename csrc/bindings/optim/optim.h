@@ -64,18 +64,12 @@ class Updates {
     if (!add_plain(tensors)) add_checked(tensors);
   }
 
-  // Appends contiguous tensors of the kinds that the last parameter had, at a fraction of the cost.
-  // Returns false, and does nothing, for others.
-  bool add_plain(const UpdateTensors& tensors);
-  void add_checked(const UpdateTensors& tensors);
-
   // Checks the scalars.
   StepScalars add_scalars(const ScalarTensors& scalars);
 
   // Returns an error for memory that is written and overlaps anything, or none. Call it after all
-  // tensors and scalars have been added; close() throws the error.
+  // tensors and scalars have been added.
   std::optional<std::string> overlap() const;
-  void close() const;
 
   // Returns whether list() shows copies of gradients in the place of their own memory.
   bool has_copies() const { return !gathered_.empty(); }
@@ -83,19 +77,17 @@ class Updates {
   at::Device device() const { return device_; }
 
  private:
-  // A tensor of a list; an index of -1 stands for an argument of its own.
-  struct Place {
-    const char* name;
-    int64_t index;
-    MemoryRange range;
-  };
+  // Appends contiguous tensors of the kinds that the last parameter had, at a fraction of the cost.
+  // Returns false, and does nothing, for others.
+  bool add_plain(const UpdateTensors& tensors);
+  void add_checked(const UpdateTensors& tensors);
 
   const char* op_;
   const RoleNames& names_;
   at::Device device_;
   bool records_gradients_ = at::GradMode::is_enabled();
   std::vector<UpdateRef> refs_;
-  std::vector<Place> writes_, reads_;  // scalars, and dense gradients that were copied
+  std::vector<MemoryUse> other_uses_;  // scalars, and dense gradients that were copied
   c10::DispatchKeySet plain_keys_;     // of a strided tensor that is stored as it is
   // The types of each role in the last plain row.
   std::array<caffe2::TypeMeta, kRoles> plain_types_;

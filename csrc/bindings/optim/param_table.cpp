@@ -4,10 +4,11 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <ranges>
 #include <sstream>
 #include <utility>
 
-#include "autocast/provided_copies.h"
+#include "autocast/weight_copies.h"
 #include "checks/dtensor.h"
 #include "checks/tensors.h"
 #include "params/plain.h"
@@ -17,22 +18,21 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-// Returns whether kernels can use a tensor of a parameter's state. The checks of the op refuse
+// Returns whether kernels can use the tensors of a parameter's state. The checks of the op refuse
 // other faults.
-bool is_usable(state::Name name, const at::Tensor& tensor, const at::Tensor& param) {
-  if (name == state::step)
-    return tensor.scalar_type() == at::kFloat && tensor.numel() == 1 &&
-           tensor.device() == param.device();
-  return (tensor.is_contiguous() && param.is_contiguous()) || tensor.sizes() != param.sizes() ||
-         same_order(tensor, param);
-}
-
 bool is_usable(const ParamRow& row) {
+  const at::Tensor& param = *row.param;
+  const auto is_ordered = [&](const at::Tensor& tensor) {
+    return (tensor.is_contiguous() && param.is_contiguous()) || tensor.sizes() != param.sizes() ||
+           same_order(tensor, param);
+  };
   for (size_t name = 0; name < row.state.size(); ++name) {
     const at::Tensor* const tensor = row.state[name];
-    if (tensor && !is_usable(state::Name(name), *tensor, *row.param)) return false;
+    if (tensor && name != state::step && !is_ordered(*tensor)) return false;
   }
-  return true;
+  const at::Tensor* const step = row.state[state::step];
+  return !step || (step->scalar_type() == at::kFloat && step->numel() == 1 &&
+                   step->device() == param.device());
 }
 
 // Returns the value of a key, borrowed, or null.
@@ -95,8 +95,9 @@ ParamTable::ParamTable() {
 
 void ParamTable::open(py::handle param_groups, py::handle state) {
   params_ = Params(param_groups);
-  rows_.clear();
-  rows_.reserve(params_.all().size());  // they do not move while they are read
+  rows_.resize(params_.groups());
+  for (std::vector<ParamRow>& rows : rows_) rows.clear();
+  device_.reset();
   written_.resize(params_.all().size());
   if (state) find_states(state.ptr());
 }
@@ -148,13 +149,13 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
     out << what << "param_groups[" << group << "]['params'][" << i << "] " << why;
     return out.str();
   };
-  bool is_complete = true;
+  rows_[group].reserve(count);
   for (size_t i = 0; i < count; ++i) {
     PyObject* const local = local_tensor(params[i]);
     if (!local) return refused(i, "", "is a tensor subclass");
     const at::Tensor& grad = THPVariable_Unpack(params[i]).unsafeGetTensorImpl()->grad();
     if (!grad.defined()) continue;
-    ParamRow& row = rows_.emplace_back(first + i, &THPVariable_Unpack(local), &grad);
+    ParamRow& row = rows_[group].emplace_back(first + i, &THPVariable_Unpack(local), &grad);
     StateObjects objects{};
     for (size_t k = 0; dicts && dicts[i] && k < needed.size(); ++k)
       objects[k] = entry_of(dicts[i], names_[needed[k]].ptr());
@@ -164,15 +165,14 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
         return refused(i, "", why);
     }
     found &= find_state(row, objects, needed, renewed);
-    if (found && is_complete && visit(row, Rows::plain)) continue;
-    if (const char* why = why_not_param(*row.param, device())) return refused(i, "", why);
-    if (const char* why = why_not_grad(*row.grad, device()))
+    if (!device_) device_ = row.param->device();
+    if (const char* why = why_not_param(*row.param, *device_)) return refused(i, "", why);
+    if (const char* why = why_not_grad(*row.grad, *device_))
       return refused(i, "the gradient of ", why);
     if (!found || !is_usable(row)) {
-      is_complete = false;
       missing.append(py::handle(params[i]));
-    } else if (is_complete) {
-      visit(row, Rows::any);
+    } else if (missing.empty()) {
+      visit(row);
     }
   }
   return std::nullopt;
@@ -180,25 +180,18 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
 
 std::optional<std::string> ParamTable::why_not_together(size_t group) const {
   const size_t first = params_.first(group);
-  const auto begin = std::ranges::lower_bound(rows_, first, {}, &ParamRow::index);
-  const auto end =
-      std::ranges::lower_bound(rows_, first + params_.size(group), {}, &ParamRow::index);
-  const std::span rows(begin, end);
-  std::vector<MemoryRange> ranges;
-  ranges.reserve(rows.size());
-  for (const ParamRow& row : rows)
-    ranges.emplace_back(row.param->const_data_ptr(), row.param->nbytes());
-  const auto shared = find_overlap(ranges);
-  if (!shared) return std::nullopt;
-  std::ostringstream out;
-  out << "param_groups[" << group << "]['params'][" << rows[shared->first].index - first
-      << "] shares memory with [" << rows[shared->second].index - first << "]";
-  return out.str();
+  std::vector<MemoryUse> uses;
+  for (const ParamRow& row : rows_[group]) {
+    const MemoryRange range(row.param->const_data_ptr(), static_cast<int64_t>(row.param->nbytes()));
+    uses.push_back({range, "params", static_cast<int64_t>(row.index - first), true});
+  }
+  return find_overlap(c10::str("param_groups[", group, "]"), std::move(uses));
 }
 
 void ParamTable::finish_step() {
   std::vector<at::Tensor> weights, copies;
-  for (const ParamRow& row : rows_) {
+  const auto rows = std::views::join(rows_);
+  for (const ParamRow& row : rows) {
     mark_written(row.param->unsafeGetTensorImpl());
     if (row.dtensor) mark_written(row.dtensor->unsafeGetTensorImpl());
     if (const at::Tensor* const copy = row.state[state::autocast_copy]) {
@@ -209,7 +202,7 @@ void ParamTable::finish_step() {
     }
   }
   // Only here, since parameters may share a version.
-  for (const ParamRow& row : rows_) {
+  for (const ParamRow& row : rows) {
     if (row.state[state::autocast_copy] || row.state[state::master_param])
       written_[row.index].emplace(row);
   }

@@ -58,23 +58,19 @@ class ParamTable {
 
   // Finds the parameters of all groups, and their states if `state` is given.
   void open(pybind11::handle param_groups, pybind11::handle state = {});
-  const Params& params() const { return params_; }
   size_t groups() const { return params_.groups(); }
+  size_t size(size_t group) const { return params_.size(group); }
 
   // Reads the parameters of a group that have gradients, and the states of these names. Returns why
-  // kernels do not serve them, or none.
+  // kernels do not serve them, or none. Visits each row at once, while its tensors are in the
+  // processor's cache.
   //
-  // Calls visit(row, Rows::plain) for each row. A plain row has contiguous tensors that kernels
-  // serve. For any other row, visit returns false and does nothing. Such a row is checked and
-  // visited again as Rows::any. Rows before a row that kernels do not serve may have been visited.
-  //
-  // `missing` receives the parameters with a state that is missing or not as kernels need it. Their
-  // rows are not visited. Kernels need a `step` that is a float32 number on the parameter's device,
-  // and other states in the order of the parameter's elements. The gradient and the states of a
-  // DTensor must have its placements. A parameter with a master or a copy must not have been
+  // `missing` receives the parameters with a state that is missing or not as kernels need it. No
+  // more rows are visited then. Kernels need a `step` that is a float32 number on the parameter's
+  // device, and other states in the order of the parameter's elements. The gradient and the states
+  // of a DTensor must have its placements. A parameter with a master or a copy must not have been
   // written since the last step, unless missing states have just been `renewed`.
-  enum class Rows { plain, any };
-  using Visit = c10::function_ref<bool(const ParamRow&, Rows)>;
+  using Visit = c10::function_ref<void(const ParamRow&)>;
   std::optional<std::string> read(size_t group, const std::vector<state::Name>& needed,
                                   bool renewed, pybind11::list& missing, Visit visit);
 
@@ -83,10 +79,10 @@ class ParamTable {
   std::optional<std::string> why_not_together(size_t group) const;
 
   // The device of the first parameter that has been read.
-  at::Device device() const { return rows_.front().param->device(); }
+  at::Device device() const { return *device_; }
 
-  // The rows that have been read since open().
-  const std::vector<ParamRow>& rows() const { return rows_; }
+  // The rows of a group that has been read since open().
+  const std::vector<ParamRow>& rows(size_t group) const { return rows_[group]; }
 
   // Bumps the versions of parameters and of their copies after the launch, for autograd, and
   // provides the copies to autocast. Other states keep their versions, as in torch's fused steps.
@@ -109,12 +105,11 @@ class ParamTable {
                   const std::vector<state::Name>& needed, bool renewed);
 
   Params params_;
-  std::vector<PyObject*> dicts_;  // the states of the parameters
-  std::vector<ParamRow> rows_;
+  std::vector<PyObject*> dicts_;             // the states of the parameters
+  std::vector<std::vector<ParamRow>> rows_;  // by group
+  std::optional<at::Device> device_;
   std::vector<std::optional<Written>> written_;             // by ParamRow::index
   std::array<pybind11::object, kStateNames.size()> names_;  // interned
 };
-
-void bind_optim(pybind11::module_& m);
 
 }  // namespace amp_ext

@@ -71,42 +71,14 @@ UpdateTensors tensors_of(const ParamRow& row) {
 
 // The addresses of a group's last step that overlap nothing. A step at the same addresses is not
 // checked again: a check takes 0.1 us a parameter.
-class Apart {
- public:
-  bool has(const Updates& updates, const StepScalars& scalars) const {
-    const UpdateList list = updates.list();
-    return !updates.has_copies() && list.size == static_cast<int64_t>(refs_.size()) &&
-           scalars_ == addresses_of(scalars) &&
-           std::memcmp(list.refs, refs_.data(), refs_.size() * sizeof(UpdateRef)) == 0;
+struct Apart {
+  std::vector<UpdateRef> refs;
+  std::array<const float*, 4> scalars{};
+
+  bool has(const UpdateList& list, const std::array<const float*, 4>& others) const {
+    return scalars == others && static_cast<int64_t>(refs.size()) == list.size &&
+           std::memcmp(list.refs, refs.data(), refs.size() * sizeof(UpdateRef)) == 0;
   }
-
-  void set(const UpdateList& list, const StepScalars& scalars) {
-    refs_.assign(list.refs, list.refs + list.size);
-    scalars_ = addresses_of(scalars);
-  }
-
- private:
-  using Addresses = std::array<const float*, 4>;
-  static Addresses addresses_of(const StepScalars& s) {
-    return {s.lr, s.found_inf, s.inv_scale, s.norm};
-  }
-
-  std::vector<UpdateRef> refs_;
-  Addresses scalars_{};
-};
-
-// References to the tensors of a step, for launches without the GIL.
-struct Owners {
-  explicit Owners(const ParamTable& table) : params(table.params().owners()) {
-    for (const ParamRow& row : table.rows()) {
-      for (const at::Tensor* const tensor : tensors_of(row)) {
-        if (tensor) tensors.push_back(*tensor);
-      }
-    }
-  }
-
-  std::vector<at::Tensor> tensors;
-  std::vector<py::object> params;
 };
 
 int64_t numel_of(const UpdateList& list) {
@@ -129,8 +101,8 @@ class Step {
     table_.open(param_groups);
     py::list none;
     for (size_t group = 0; group < table_.groups(); ++group) {
-      const auto pass = [](const ParamRow&, auto) { return false; };
-      if (auto why = table_.read(group, {}, /*renewed=*/false, none, pass)) return why;
+      if (auto why = table_.read(group, {}, /*renewed=*/false, none, [](const ParamRow&) {}))
+        return why;
       if (auto why = table_.why_not_together(group)) return why;
     }
     return std::nullopt;
@@ -224,15 +196,13 @@ class Step {
       std::vector<state::Name> indices;
       for (const std::string& name : needed.at(group)) indices.push_back(state_name(name));
       Updates* updates = nullptr;
-      const auto add = [&](const ParamRow& row, ParamTable::Rows rows) {
+      const auto add = [&](const ParamRow& row) {
+        if (!is_complete) return;
         if (!updates) {
           updates = &all.emplace_back(op, names, table_.device());
-          updates->reserve(table_.params().size(group));
+          updates->reserve(table_.size(group));
         }
-        const UpdateTensors tensors = tensors_of(row);
-        if (rows == ParamTable::Rows::plain) return updates->add_plain(tensors);
-        updates->add_checked(tensors);
-        return true;
+        updates->add(tensors_of(row));
       };
       if (auto why = table_.read(group, indices, renewed, missing[group], add))
         return StepRefusal(*why);
@@ -243,10 +213,11 @@ class Step {
         ScalarTensors& own = scalars.emplace_back(scalars_on(device, tuple));
         const double lr = learning_rate(std::get<0>(groups.at(group)), device, own);
         args.push_back({updates->list(), options_of(groups[group], lr), updates->add_scalars(own)});
-        const StepScalars& addresses = args.back().scalars;
-        if (!apart_[group].has(*updates, addresses)) {
+        const auto& [list, _, s] = args.back();
+        const std::array<const float*, 4> addresses{s.lr, s.found_inf, s.inv_scale, s.norm};
+        if (updates->has_copies() || !apart_[group].has(list, addresses)) {
           overlap = updates->overlap();
-          if (!overlap) apart_[group].set(updates->list(), addresses);
+          if (!overlap) apart_[group] = {{list.refs, list.refs + list.size}, addresses};
         }
       }
       if (overlap || !is_complete) {
@@ -259,11 +230,17 @@ class Step {
       return StepRefusal(std::move(missing));
     }
     RECORD_FUNCTION(op, c10::ArrayRef<const c10::IValue>{});
-    std::optional<Owners> owners;
-    GilRelease gil;  // destroyed first
+    std::vector<at::Tensor> kept;  // other threads may drop states without the GIL
+    GilRelease gil;                // destroyed first
     for (const Updates& updates : all)
       gil.add(op, family, updates.device(), numel_of(updates.list()));
-    if (gil.is_needed()) owners.emplace(table_);
+    for (size_t group = 0; gil.is_needed() && group < table_.groups(); ++group) {
+      for (const ParamRow& row : table_.rows(group)) {
+        for (const at::Tensor* const tensor : tensors_of(row)) {
+          if (tensor) kept.push_back(*tensor);
+        }
+      }
+    }
     gil.begin();
     for (size_t i = 0; i < all.size(); ++i) launch(all[i].device(), args[i]);
     gil.end();

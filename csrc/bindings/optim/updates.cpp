@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
@@ -147,7 +146,7 @@ void Updates::add_checked(const UpdateTensors& tensors) {
                             !grad.is_non_overlapping_and_dense() || !same_order(grad, param))) {
     const at::NoGradGuard no_grad;
     if (grad.is_non_overlapping_and_dense())
-      reads_.push_back({names_[kGrad], static_cast<int64_t>(index), grad_memory});
+      other_uses_.push_back({grad_memory, names_[kGrad], static_cast<int64_t>(index), false});
     gathered_.push_back(empty_in_order_of(param, grad).copy_(grad));
     data[kGrad] = gathered_.back().mutable_data_ptr();
   }
@@ -161,12 +160,7 @@ StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
                            Access access) -> float* {
     if (!tensor) return nullptr;
     float* const data = one_element<float>(op_, name, *tensor, device_);
-    const MemoryRange range(data, sizeof(float));
-    if (access == Access::write) {
-      writes_.push_back({name, -1, range});
-    } else {
-      reads_.push_back({name, -1, range});
-    }
+    other_uses_.push_back({{data, sizeof(float)}, name, -1, access == Access::write});
     return data;
   };
   return {element("tensor_lr", scalars.tensor_lr, Access::read),
@@ -177,47 +171,23 @@ StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
 }
 
 std::optional<std::string> Updates::overlap() const {
-  // All ranges of one role lie together, empty ones included.
-  static constexpr std::array kWritten{kParam, kExpAvg, kExpAvgSq, kMaxExpAvgSq, kCopy, kStep};
-  const size_t n = refs_.size(), grads = kWritten.size() * n + writes_.size();
-  std::vector<MemoryRange> ranges;
-  ranges.reserve(grads + n + reads_.size());
-  const auto add = [&](auto UpdateRef::* data, DType UpdateRef::* dtype) {
-    for (const UpdateRef& u : refs_) {
-      const bool is_empty = !(u.*data) || u.numel == 0;
-      ranges.push_back(is_empty ? MemoryRange()
-                                : MemoryRange(u.*data, u.numel * size_of(u.*dtype)));
-    }
-  };
-  add(&UpdateRef::param, &UpdateRef::param_dtype);
-  add(&UpdateRef::exp_avg, &UpdateRef::exp_avg_dtype);
-  add(&UpdateRef::exp_avg_sq, &UpdateRef::exp_avg_sq_dtype);
-  add(&UpdateRef::max_exp_avg_sq, &UpdateRef::exp_avg_sq_dtype);
-  add(&UpdateRef::copy, &UpdateRef::copy_dtype);
-  for (const UpdateRef& u : refs_)
-    ranges.push_back(u.step ? MemoryRange(u.step, sizeof(float)) : MemoryRange());
-  for (const Place& place : writes_) ranges.push_back(place.range);
-  add(&UpdateRef::grad, &UpdateRef::grad_dtype);
-  for (const Place& place : reads_) ranges.push_back(place.range);
-
-  const auto found = find_overlap(ranges, grads);
-  if (!found) return std::nullopt;
-  const auto name_of = [&](size_t index) {
-    if (index < kWritten.size() * n)
-      return c10::str(names_[kWritten[index / n]], '[', index % n, ']');
-    if (index >= grads && index < grads + n)
-      return c10::str(names_[kGrad], '[', index - grads, ']');
-    const Place& place =
-        index < grads ? writes_[index - kWritten.size() * n] : reads_[index - grads - n];
-    return place.index < 0 ? std::string(place.name) : c10::str(place.name, '[', place.index, ']');
-  };
-  return c10::str(op_, ": ", name_of(found->first), " and ", name_of(found->second),
-                  " overlap in memory, expected what is written apart from all else: clone() one");
-}
-
-void Updates::close() const {
-  const std::optional<std::string> error = overlap();
-  TORCH_CHECK(!error, *error);
+  std::vector<MemoryUse> uses = other_uses_;
+  uses.reserve(uses.size() + kRoles * refs_.size());
+  for (size_t i = 0; i < refs_.size(); ++i) {
+    const UpdateRef& u = refs_[i];
+    const auto add = [&](Role role, const void* data, DType dtype, int64_t numel) {
+      const MemoryRange range(data, numel * size_of(dtype));
+      if (data) uses.push_back({range, names_[role], static_cast<int64_t>(i), role != kGrad});
+    };
+    add(kParam, u.param, u.param_dtype, u.numel);
+    add(kGrad, u.grad, u.grad_dtype, u.numel);
+    add(kExpAvg, u.exp_avg, u.exp_avg_dtype, u.numel);
+    add(kExpAvgSq, u.exp_avg_sq, u.exp_avg_sq_dtype, u.numel);
+    add(kMaxExpAvgSq, u.max_exp_avg_sq, u.exp_avg_sq_dtype, u.numel);
+    add(kCopy, u.copy, u.copy_dtype, u.numel);
+    add(kStep, u.step, DType::f32, 1);
+  }
+  return find_overlap(op_, std::move(uses));
 }
 
 }  // namespace amp_ext

@@ -6,7 +6,8 @@ namespace py = pybind11;
 
 namespace amp_ext {
 
-bool is_plain_subclass(PyObject* object) {
+bool is_plain(PyObject* object) {
+  if (THPVariable_CheckExact(object)) return true;
   if (!THPVariable_Check(object)) return false;
   const auto type = py::type::handle_of(object);
   const py::handle tensor(THPVariableClass), parameter(ParameterClass);
@@ -20,7 +21,7 @@ bool is_plain_subclass(PyObject* object) {
          (function.is(parameter.attr("__torch_function__")) || is_tensors());
 }
 
-PyObject* local_tensor_of_subclass(PyObject* param) {
+PyObject* local_tensor(PyObject* param) {
   PyObject* const local = is_dtensor(param) ? local_of(param) : param;
   return is_plain(local) ? local : nullptr;
 }

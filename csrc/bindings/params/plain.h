@@ -7,19 +7,12 @@
 
 namespace amp_ext {
 
-bool is_plain_subclass(PyObject* object);
-
 // Returns whether an object is a tensor, and its `.grad` and ops run no Python code of its class.
-inline bool is_plain(PyObject* object) {
-  return THPVariable_CheckExact(object) || is_plain_subclass(object);
-}
+bool is_plain(PyObject* object);
 
 // Returns the tensor of a parameter's elements in this process: the parameter itself, or the local
 // tensor of a DTensor. Returns null if Python code is in the way.
-PyObject* local_tensor_of_subclass(PyObject* param);
-inline PyObject* local_tensor(PyObject* param) {
-  return THPVariable_CheckExact(param) ? param : local_tensor_of_subclass(param);
-}
+PyObject* local_tensor(PyObject* param);
 
 // Return why the kernels of the optimizers do not serve a parameter or a gradient, or null.
 // `device` is the first parameter's.

@@ -30,7 +30,6 @@ bool is_flattened(PyObject* param) {
 
 bool OptimizerGrads::collect(py::handle param_groups) {
   params_ = Params(param_groups);
-  grads_.reserve(params_.all().size());
   for (PyObject* const object : params_.all()) {
     if (!THPVariable_Check(object)) {
       const py::str name = py::type::handle_of(object).attr("__name__");
@@ -66,9 +65,7 @@ bool OptimizerGrads::add_param(PyObject* object) {
     if (grad->layout() != at::kStrided) return false;
     param = &kept_.emplace_back(THPVariable_Unpack(local_param));
   }
-  if (use_.across) grad = &kept_.emplace_back(*grad);
-  grads_.push_back(grad);
-  return add(*param, *grad, sharding);
+  return add(*param, kept_.emplace_back(*grad), sharding);
 }
 
 // Returns none for a DTensor that is a sum over processes.
@@ -91,12 +88,6 @@ std::optional<size_t> OptimizerGrads::find_sharding(PyObject* param) {
 }
 
 bool OptimizerGrads::add(const at::Tensor& param, const at::Tensor& grad, size_t sharding) {
-  // All checks below depend on the kinds alone.
-  if (taken_grad_.has(*grad.unsafeGetTensorImpl()) &&
-      taken_param_.has(*param.unsafeGetTensorImpl())) {
-    list_for(grad.device(), sharding).add(grad);
-    return true;
-  }
   if (grad.unsafeGetTensorImpl()->is_python_dispatch()) return false;
   const bool is_half = grad.scalar_type() == at::kHalf;
   TORCH_CHECK_VALUE(
@@ -106,12 +97,10 @@ bool OptimizerGrads::add(const at::Tensor& param, const at::Tensor& grad, size_t
       "construct the scaler with allow_fp16_grads=True");
   if (grad.layout() != at::kSparse) {
     list_for(grad.device(), sharding).add(grad);
-    taken_param_ = TensorKind(param);
-    taken_grad_ = TensorKind(grad);
     return true;
   }
   // An uncoalesced fp16 gradient may overflow only once its duplicates are added up.
-  const bool coalesces = is_half || use_.coalesce == Coalesce::all;
+  const bool coalesces = is_half || use_.has_norm;
   const at::Tensor sparse = coalesces ? grad.coalesce() : grad;
   if (coalesces) coalesced_.emplace_back(param.unsafeGetTensorImpl(), sparse);
   list_for(sparse.device(), sharding).add(sparse_values_.emplace_back(sparse._values()));
@@ -119,7 +108,7 @@ bool OptimizerGrads::add(const at::Tensor& param, const at::Tensor& grad, size_t
 }
 
 GradList& OptimizerGrads::list_for(at::Device device, size_t sharding) {
-  if (use_.lists == Lists::by_device) sharding = 0;
+  if (!use_.has_norm) sharding = 0;
   for (size_t i = 0; i < lists_.size(); ++i) {
     if (lists_[i].device() == device && sharding_of_list_[i] == sharding) return lists_[i];
   }
@@ -130,17 +119,8 @@ GradList& OptimizerGrads::list_for(at::Device device, size_t sharding) {
   return lists_.back();
 }
 
-void OptimizerGrads::close() const {
-  for (const GradList& list : lists_) list.close();
-}
-
 void OptimizerGrads::install_coalesced() {
   for (auto& [param, grad] : coalesced_) param->mutable_grad() = grad;
-}
-
-void OptimizerGrads::keep_alive() {
-  if (!kept_.empty()) return;
-  for (const at::Tensor* const grad : grads_) kept_.push_back(*grad);
 }
 
 }  // namespace amp_ext

@@ -13,20 +13,12 @@
 
 namespace amp_ext {
 
-// The sparse gradients to coalesce: fp16 gradients, since their sums may overflow, or all
-// gradients, for norms.
-enum class Coalesce { fp16, all };
-
-// One list for each device, or for each device and sharding, for norms.
-enum class Lists { by_device, by_sharding };
-
 struct GradsUse {
   const char* op;  // for errors
   Access access;
   bool allow_fp16;
-  Coalesce coalesce;
-  Lists lists;
-  bool across;  // whether other processes may have parts of the gradients
+  bool has_norm;  // all sparse gradients are coalesced then, and each sharding has its own list
+  bool across;    // whether other processes may have parts of the gradients
 };
 
 // The gradients of one optimizer in this process, in order of first appearance.
@@ -39,9 +31,6 @@ class OptimizerGrads {
   // a `grad` that its class defines. The gradients of DTensors have been given the placements of
   // their parameters then.
   bool collect(pybind11::handle param_groups);
-
-  // Throws the errors that concern whole lists. Call it before anything is written.
-  void close() const;
 
   // Makes the coalesced gradients the parameters' own.
   void install_coalesced();
@@ -65,9 +54,6 @@ class OptimizerGrads {
     return lists_.empty() || (lists_.size() == 1 && lists_[0].device() == device);
   }
 
-  // Keeps the gradients alive with this object: other threads may drop them without the GIL.
-  void keep_alive();
-
  private:
   bool add_param(PyObject* object);
   std::optional<size_t> find_sharding(PyObject* param);
@@ -76,13 +62,11 @@ class OptimizerGrads {
 
   GradsUse use_;
   Params params_;
-  std::vector<const at::Tensor*> grads_;  // borrowed from parameters, or in kept_
-  std::deque<at::Tensor> kept_;           // across processes from the start: collectives wait
-  std::vector<at::Tensor> dtensors_;      // gradients
+  std::deque<at::Tensor> kept_;       // other threads may drop gradients during the launches
+  std::vector<at::Tensor> dtensors_;  // gradients
   std::vector<pybind11::object> shardings_;
   std::vector<GradList> lists_;
   std::vector<size_t> sharding_of_list_;
-  TensorKind taken_param_, taken_grad_;                            // the last that were checked
   std::vector<at::Tensor> sparse_values_;                          // kept alive for lists_
   std::vector<std::pair<at::TensorImpl*, at::Tensor>> coalesced_;  // parameter, its new gradient
 };

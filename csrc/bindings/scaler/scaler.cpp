@@ -1,11 +1,8 @@
-// Runs the scaler's passes over an optimizer's gradients, and the update of the scale.
-#include "scaler/scaler.h"
-
+// Runs the scaler's passes over an optimizer's gradients.
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
@@ -30,10 +27,10 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-at::Tensor copy_to(const at::Tensor& tensor, at::Device device, bool copy = false) {
-  if (!copy && tensor.device() == device) return tensor;
+at::Tensor copy_to(const at::Tensor& tensor, at::Device device) {
+  if (tensor.device() == device) return tensor;
   // A copy to the CPU must have arrived: kernels there read it at once.
-  return tensor.to(tensor.options().device(device), /*non_blocking=*/!device.is_cpu(), copy);
+  return tensor.to(tensor.options().device(device), /*non_blocking=*/!device.is_cpu());
 }
 
 at::Tensor filled_on(at::Device device, float value) {
@@ -46,70 +43,41 @@ py::object device_object(at::Device device) {
   return object;
 }
 
-OptionalTensor optional_tensor(const char* name, py::handle object) {
-  return object.is_none() ? std::nullopt : OptionalTensor(tensor_of(name, object));
-}
-
-enum class Kind { check, norm, unscale, clip };
-
-Kind kind_of(const std::string& name) {
-  if (name == "check") return Kind::check;
-  if (name == "norm") return Kind::norm;
-  if (name == "unscale") return Kind::unscale;
-  TORCH_CHECK_VALUE(name == "clip", "amp_ext: no pass is called ", name);
-  return Kind::clip;
-}
-
-// The flags that a pass starts with: given ones, copies of a given one, or new zeros.
-class Flags {
- public:
-  // `given` is a dict of flags by device, or one flag. An error that is raised for norms that are
-  // not finite `keeps` these flags as they are.
-  Flags(const OptimizerGrads& grads, py::handle given, bool keeps) : keeps_(keeps) {
-    if (!py::isinstance<py::dict>(given)) {
-      const at::Tensor& tensor = tensor_of("found_inf", given);
-      one_element<float>("amp_ext::unscale_", "found_inf", tensor, tensor.device());
-      copied_ = tensor;
-      return;
-    }
-    const auto flags = py::reinterpret_borrow<py::dict>(given);
-    for (const GradList& list : grads.lists()) {
-      const py::object key = device_object(list.device());
-      if (flags.contains(key))
-        given_.emplace_back(list.device(), tensor_of("found_inf", flags[key]));
-    }
-  }
-
-  at::Tensor on(at::Device device) const {
-    if (copied_) return copy_to(*copied_, device, /*copy=*/true);
-    for (const auto& [place, flag] : given_) {
-      if (place == device) return keeps_ ? flag.clone() : flag;
-    }
-    return filled_on(device, 0);
-  }
-
- private:
-  bool keeps_;
-  OptionalTensor copied_;
-  std::vector<std::pair<at::Device, at::Tensor>> given_;
-};
-
 // The scalars of a list, on its device. Lists on one device share them.
 struct Scalars {
   at::Tensor inv_scale;
   at::Tensor found_inf;
 };
 
+// The flags that a pass starts with, by device. A device without one gets a new flag.
+using Flags = std::vector<std::pair<at::Device, at::Tensor>>;
+
+Flags flags_of(const OptimizerGrads& grads, const py::dict& flags) {
+  Flags result;
+  for (const GradList& list : grads.lists()) {
+    const py::object key = device_object(list.device());
+    if (flags.contains(key)) result.emplace_back(list.device(), tensor_of("found_inf", flags[key]));
+  }
+  return result;
+}
+
+// An error that is raised for norms that are not finite `keeps` the flags as they are.
 std::vector<Scalars> scalars_of(const OptimizerGrads& grads, const at::Tensor& inv_scale,
-                                const Flags& flags) {
+                                const Flags& flags, bool keeps) {
   std::vector<Scalars> result;
   for (const GradList& list : grads.lists()) {
+    const at::Device device = list.device();
     const auto same = std::ranges::find_if(
-        result, [&](const Scalars& each) { return each.found_inf.device() == list.device(); });
-    const bool is_known = same != result.end();
-    result.push_back(is_known
-                         ? Scalars(*same)
-                         : Scalars{copy_to(inv_scale, list.device()), flags.on(list.device())});
+        result, [&](const Scalars& each) { return each.found_inf.device() == device; });
+    if (same != result.end()) {
+      result.push_back(Scalars(*same));
+      continue;
+    }
+    const auto flag = std::ranges::find(flags, device, &Flags::value_type::first);
+    const at::Tensor found_inf = flag == flags.end() ? filled_on(device, 0)
+                                 : keeps             ? flag->second.clone()
+                                                     : flag->second;
+    result.push_back({copy_to(inv_scale, device), found_inf});
   }
   return result;
 }
@@ -127,7 +95,8 @@ OptionalTensor reduced(py::handle reduce, const OptimizerGrads& grads, py::dict&
       lists[grads.sharding_index(i)].push_back((*norms)[i]);
     by_sharding = py::cast(lists);
   }
-  return optional_tensor("norm", reduce(found_infs, py::cast(grads.shardings()), by_sharding));
+  const py::object norm = reduce(found_infs, py::cast(grads.shardings()), by_sharding);
+  return norm.is_none() ? std::nullopt : OptionalTensor(tensor_of("norm", norm));
 }
 
 // Combines the L2 norms of several lists into one on a device. Squares in fp64 cannot overflow.
@@ -147,32 +116,29 @@ at::Tensor total_norm(const std::vector<at::Tensor>& norms, at::Device device) {
 //   clip     returns the norm, unscales gradients and clips them to max_norm.
 //
 // Returns ({device: flag}, norm or None). If a gradient is a Python tensor subclass, it returns
-// None and writes nothing: torch handles the gradients. `flags` is as for Flags. With
+// None and writes nothing: torch handles the gradients. `flags` has flags by device. With
 // `is_unscaled`, gradients are not multiplied by inv_scale. With `written`, the optimizer will
 // write the gradients that a pass only reads. `reduce` is as for reduced().
-py::object grad_pass(py::handle param_groups, const std::string& name, py::handle inv_scale,
-                     py::handle flags, bool is_unscaled, std::optional<double> max_norm,
+py::object grad_pass(py::handle param_groups, const std::string& kind, py::handle inv_scale,
+                     const py::dict& flags, bool is_unscaled, std::optional<double> max_norm,
                      bool error_if_nonfinite, bool allow_fp16, bool written, py::handle reduce) {
   HANDLE_TH_ERRORS
   const at::NoGradGuard no_grad;
-  const Kind kind = kind_of(name);
-  const bool has_norm = kind == Kind::norm || kind == Kind::clip;
-  const bool writes = kind == Kind::unscale || kind == Kind::clip;
-  OptimizerGrads grads({.op = kind == Kind::check     ? "amp_ext::check_finite"
-                              : kind == Kind::unscale ? "amp_ext::unscale_"
-                                                      : "amp_ext::grad_norm",
+  const bool has_norm = kind == "norm" || kind == "clip";
+  const bool writes = kind == "unscale" || kind == "clip";
+  OptimizerGrads grads({.op = has_norm ? "amp_ext::grad_norm"
+                              : writes ? "amp_ext::unscale_"
+                                       : "amp_ext::check_finite",
                         .access = writes || written ? Access::write : Access::read,
                         .allow_fp16 = allow_fp16 || is_unscaled || !writes,
-                        .coalesce = has_norm ? Coalesce::all : Coalesce::fp16,
-                        .lists = has_norm ? Lists::by_sharding : Lists::by_device,
+                        .has_norm = has_norm,
                         .across = !reduce.is_none()});
   if (!grads.collect(param_groups)) return py::none();
   const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
   Arguments arguments("amp_ext::unscale_", factor.device());
   arguments.read<float>("inv_scale", factor);
-  const Flags first_flags(grads, flags, error_if_nonfinite);
-  grads.close();
-  for (const GradList& list : grads.lists()) arguments.check_apart_from(list);
+  const Flags first_flags = flags_of(grads, flags);
+  for (const GradList& list : grads.lists()) arguments.check_apart(&list);
 
   std::vector<GradList>& lists = grads.lists();
   py::dict found_infs;
@@ -182,26 +148,27 @@ py::object grad_pass(py::handle param_groups, const std::string& name, py::handl
     const auto add = [&](Family family) {
       gil.add(list.op(), family, list.device(), list.numel());
     };
-    if (kind == Kind::check) add(Family::check_finite);
-    if (has_norm) add(Family::grad_norm);
+    if (has_norm || !writes) add(has_norm ? Family::grad_norm : Family::check_finite);
     if (writes) add(Family::unscale);
   }
-  if (gil.is_needed()) grads.keep_alive();
 
   if (!has_norm) grads.install_coalesced();
   gil.begin();
-  const std::vector<Scalars> scalars = scalars_of(grads, factor, first_flags);
+  const std::vector<Scalars> scalars = scalars_of(grads, factor, first_flags, error_if_nonfinite);
   std::vector<at::Tensor> norms;
   for (size_t i = 0; i < lists.size(); ++i) {
     const auto& [by, found_inf] = scalars[i];
-    if (kind == Kind::check) check_finite(lists[i], found_inf);
-    if (kind == Kind::unscale) unscale_(lists[i], found_inf, by, std::nullopt, std::nullopt);
-    if (has_norm)
+    if (has_norm) {
       norms.push_back(
           grad_norm(lists[i], found_inf, is_unscaled ? OptionalTensor() : by, std::nullopt));
+    } else if (writes) {
+      unscale_(lists[i], found_inf, by, std::nullopt, std::nullopt);
+    } else {
+      check_finite(lists[i], found_inf);
+    }
   }
   gil.end();
-  if (kind == Kind::unscale) grads.mark_dtensors_written();
+  if (writes && !has_norm) grads.mark_dtensors_written();
 
   for (const Scalars& each : scalars)
     found_infs[device_object(each.found_inf.device())] = object_of(each.found_inf);
@@ -232,35 +199,6 @@ py::object grad_pass(py::handle param_groups, const std::string& name, py::handl
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-// Calls update_scale_ without the dispatcher. The flags are moved to the scale's device first.
-void update_scale(py::handle scale, py::handle growth_tracker, const py::list& found_infs,
-                  double growth_factor, double backoff_factor, int64_t growth_interval,
-                  std::optional<double> min_scale, std::optional<double> max_scale,
-                  int64_t hysteresis, py::handle hysteresis_tracker, py::handle skipped_steps,
-                  py::handle next_step) {
-  HANDLE_TH_ERRORS
-  const at::NoGradGuard no_grad;
-  at::Tensor scale_tensor = tensor_of("scale", scale);
-  at::Tensor tracker_tensor = tensor_of("growth_tracker", growth_tracker);
-  std::vector<at::Tensor> found;
-  for (const py::handle found_inf : found_infs)
-    found.push_back(copy_to(tensor_of("found_inf", found_inf), scale_tensor.device()));
-  const ScaleOptions options{growth_factor,
-                             backoff_factor,
-                             growth_interval,
-                             min_scale,
-                             max_scale,
-                             hysteresis,
-                             optional_tensor("hysteresis_tracker", hysteresis_tracker),
-                             optional_tensor("skipped_steps", skipped_steps),
-                             optional_tensor("next_step", next_step)};
-  GilRelease gil;
-  gil.add("amp_ext", Family::update_scale, scale_tensor.device(), 1);
-  gil.begin();
-  update_scale_(scale_tensor, tracker_tensor, found, options);
-  END_HANDLE_TH_ERRORS_PYBIND
-}
-
 }  // namespace
 
 void bind_scaler(py::module_& m) {
@@ -268,7 +206,6 @@ void bind_scaler(py::module_& m) {
         py::arg("flags"), py::arg("is_unscaled") = false, py::arg("max_norm") = py::none(),
         py::arg("error_if_nonfinite") = false, py::arg("allow_fp16") = false,
         py::arg("written") = true, py::arg("reduce") = py::none());
-  m.def("update_scale", &update_scale);
 }
 
 }  // namespace amp_ext
