@@ -179,6 +179,7 @@ int64_t GradList::numel() const {
 
 void GradList::add_to(std::vector<MemoryUse>& uses) const {
   const size_t first = uses.size();
+  uses.reserve(first + refs_.size());
   for (size_t i = 0; i < refs_.size(); ++i) {
     const TensorRef& ref = refs_[i];
     const MemoryRange range(ref.data, ref.numel * size_of(ref.dtype));
