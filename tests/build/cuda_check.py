@@ -15,6 +15,8 @@ It fails on:
 - a norm kernel that converts too many values to FP64 between loads;
 - a kernel for 9.0 or later that accesses memory or exits before it waits for the previous kernel,
   or never lets the next one begin;
+- a launch for one tensor with too many bytes of parameters;
+- an sm_90a GEMM with too many instructions between TMA stores, or a division in its consumers;
 - an sm_80 GEMM whose epilogue drops accumulators between its passes;
 - a library with too many kernels or bytes.
 """
@@ -25,6 +27,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,9 +37,10 @@ sys.path += [
 ]
 
 import ptx_gemm
+import sass_gemm
 from planner import gemm_tiles
 from probe import nvcc
-from sass import Kernel, Kernels, read_ptxas, read_sass
+from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,6 +99,8 @@ LEAST_IN_FLIGHT = 32 << 10
 LEAST_IN_FLIGHT_OF = {100: 48 << 10}
 REGISTERS = 65536  # of a multiprocessor
 
+# Bytes of parameters of a launch for one tensor. All are copied at each launch.
+MOST_CONSTANTS = 4 << 10
 
 # Bounds of the library with all architectures: its build takes minutes, and programs load it.
 MOST_KERNELS = 450
@@ -165,7 +171,10 @@ def faults(kernel: Kernel) -> list[str]:
         needed = LEAST_IN_FLIGHT_OF.get(kernel.capability, needed)
     if in_flight is not None and in_flight < needed:
         found.append(f"{in_flight} bytes in flight, {needed} are needed")
-    return found + early_grid(kernel)
+    found += early_grid(kernel)
+    if "gemm_sm90_kernel" in kernel.name and kernel.count("UTMASTG"):
+        found += sass_gemm.faults(kernel)
+    return found
 
 
 def excess(kernels: Kernels, size: int) -> list[str]:
@@ -176,6 +185,24 @@ def excess(kernels: Kernels, size: int) -> list[str]:
     if size > MOST_BYTES:
         found.append(f"the library has {size} bytes, {MOST_BYTES} are allowed")
     return found
+
+
+def large_launches(kernels: Kernels) -> list[str]:
+    """Return launches for one tensor with too many bytes of parameters: the least table in them.
+
+    The executor's tests assert that such a launch uses the least table.
+    """
+    least: dict[tuple[str, str], int] = {}
+    for kernel in kernels.values():
+        for op in (*WALKS, "update_scale_kernel", "gemm_kernel", "gemm_sm90_kernel"):
+            if op in kernel.name and "DeviceTable" not in kernel.name and kernel.instructions:
+                key = op, kernel.arch
+                least[key] = min(kernel.constants or sys.maxsize, least.get(key, sys.maxsize))
+    return [
+        f"{op} for {arch}: no table has less than {count} bytes, {MOST_CONSTANTS} are allowed"
+        for (op, arch), count in least.items()
+        if count > MOST_CONSTANTS
+    ]
 
 
 def missing_arches(kernels: Kernels, arches: list[str]) -> list[str]:
@@ -218,7 +245,7 @@ def cuobjdump(library: Path, option: str = "-sass") -> str:
     ).stdout
 
 
-def installed() -> tuple[Path, str]:
+def installed() -> Iterator[tuple[Path, str]]:
     """Return the installed library and the logs of its kernels."""
     from amp_ext._library import LIBRARIES
 
@@ -226,24 +253,32 @@ def installed() -> tuple[Path, str]:
     folder = max(ROOT.glob("build/cuda[0-9]*"), key=lambda path: path.stat().st_mtime)
     sources = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
     logs = [(folder / f"{source.relative_to(ROOT)}.o.log").read_text() for source in sources]
-    return LIBRARIES[-1], "".join(logs)
+    yield LIBRARIES[-1], "".join(logs)
+
+
+def probes() -> Iterator[tuple[Path, str]]:
+    """Return the library and the logs of the probe's kernels."""
+    yield nvcc.compile()
 
 
 def main() -> int:
     from amp_ext._library import CUDA_ARCHES
 
-    library, log = installed()
-    probes, probes_log = nvcc.compile()
     kernels: Kernels = {}
-    read_ptxas(log, kernels)
-    read_sass(cuobjdump(library), kernels)
-    size = library.stat().st_size
-    summary = f"{len(kernels)} kernels in the library, {size / 2**20:.1f} MiB"
-    problems = remarks(log + probes_log) + ptx_gemm.faults(cuobjdump(library, "-ptx"))
-    problems += missing_arches(kernels, CUDA_ARCHES) + missing_names(kernels)
-    problems += excess(kernels, size)
-    read_ptxas(probes_log, kernels)
-    read_sass(cuobjdump(probes), kernels)
+    problems = []
+    for built in (installed, probes):
+        for library, log in built():
+            read_ptxas(log, kernels)
+            read_sass(cuobjdump(library), kernels)
+            problems += remarks(log)
+        if built is installed:
+            size = library.stat().st_size
+            read_constants(cuobjdump(library, "-res-usage"), kernels)
+            problems += large_launches(kernels)
+            problems += ptx_gemm.faults(cuobjdump(library, "-ptx"))
+            problems += missing_arches(kernels, CUDA_ARCHES) + excess(kernels, size)
+            summary = f"{len(kernels)} kernels in the library, {size / 2**20:.1f} MiB"
+    problems += missing_names(kernels)
 
     heads = ("regs", "smem", "stack", "spills", "size", "in flight")
     print(f"{'kernel':<48}{'arch':<8}" + "".join(f"{head:>10}" for head in heads))

@@ -18,6 +18,7 @@ class Kernel:
     Attributes:
         sequence: the instructions in their order.
         jumps: from places in it to others.
+        constants: bytes of the bank with its parameters, after a few hundred others.
         instructions: how often each occurs.
         batches: numbers of 16-byte loads from global memory that a thread issues before it uses the
             first, and how often each occurs.
@@ -30,6 +31,7 @@ class Kernel:
     shared: int = 0
     stack: int = 0
     spills: int = 0
+    constants: int = 0
     sequence: list[str] = field(default_factory=list)
     jumps: dict[int, int] = field(default_factory=dict)
     instructions: Counter[str] = field(default_factory=Counter)
@@ -82,6 +84,14 @@ def read_usage(usage: str, kernels: Kernels) -> None:
         for kernel in kernels.values():
             if kernel.name == name:
                 kernel.registers, kernel.stack, kernel.shared = map(int, (registers, stack, shared))
+
+
+def read_constants(usage: str, kernels: Kernels) -> None:
+    """Add the constants of a library's kernels from `cuobjdump -res-usage`."""
+    for section in usage.split("\narch = ")[1:]:
+        arch = section.partition("\n")[0]
+        for name, count in re.findall(r"Function (\S+):\s.*CONSTANT\[0\]:(\d+)", section):
+            kernels[name, arch].constants = int(count)
 
 
 class _Batch:

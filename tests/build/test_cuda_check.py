@@ -6,7 +6,8 @@ import pytest
 
 import cuda_check
 import ptx_gemm
-from sass import Kernel, Kernels, read_ptxas, read_sass
+import sass_gemm
+from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 
 PTXAS = """\
 ptxas info    : 0 bytes gmem
@@ -93,6 +94,29 @@ def test_grid_that_begins_early(code: tuple[str, ...], fault: str) -> None:
     assert bool(found) == bool(fault)
 
 
+def gemm_sm90(boxes: int = 8, slots: int = 100, consumer: str = "FMUL") -> Kernel:
+    """Return an instance with a tile of 128 columns and consumers of 64 rows."""
+    (number,) = (i for i, tile in enumerate(sass_gemm.tiles()) if tile == (64, 128, True))
+    box = ["FMUL"] * (slots - 1) + ["UTMASTG.3D"]
+    consumers = ["USETMAXREG.TRY_ALLOC.CTAPOOL", consumer, "UTMASTG.3D", *boxes * box]
+    producers = ["USETMAXREG.DEALLOC.CTAPOOL", "I2F.U32.RP"]
+    return Kernel(f"gemm_sm90_kernelI6__halfLi{number}EL", "sm_90a", sequence=consumers + producers)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fault"),
+    [
+        (gemm_sm90(), ""),
+        (gemm_sm90(slots=sass_gemm.MOST_SLOTS + 1), "instructions a box"),
+        (gemm_sm90(boxes=7), "instructions a box"),
+        (gemm_sm90(consumer="I2F.RP"), "1 integer divisions"),
+    ],
+)
+def test_sass_between_tiles(kernel: Kernel, fault: str) -> None:
+    assert fault in " ".join(sass_gemm.faults(kernel))
+    assert bool(fault) == bool(sass_gemm.faults(kernel))
+
+
 def gemm_ptx(tile: int, handed_on: int) -> str:
     """Return an instance with an epilogue that moves so many sums to its next pass."""
     rows, _ = ptx_gemm.tiles()[tile]
@@ -123,6 +147,36 @@ def test_epilogue_that_loses_sums(change: dict[int, int | None], fault: str) -> 
     found = ptx_gemm.faults(ptx)
     assert fault in " ".join(found)
     assert len(found) == bool(fault)
+
+
+USAGE = """\
+arch = sm_80
+code version = [1,8]
+
+Resource usage:
+ Function {name}:
+  REG:64 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:{count} TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+@pytest.mark.parametrize(
+    ("tables", "fault"),
+    [
+        ({"InlineTable": 4096, "InlineTable6144": 32_800}, ""),
+        ({"InlineTable": 4104}, "unscale_kernel for sm_80: no table has less than 4104 bytes"),
+        ({"InlineTable": 4104, "DeviceTable": 552}, "no table has less than 4104"),
+    ],
+)
+def test_launch_with_many_parameters(tables: dict[str, int], fault: str) -> None:
+    kernels: Kernels = {}
+    usage = ""
+    for table, count in tables.items():
+        name = f"unscale_kernel{table}"
+        read_sass(SASS.replace("unscale_kernel", name), kernels)
+        usage += "\n" + USAGE.format(name=name, count=count)
+    read_constants(usage, kernels)
+    assert fault in " ".join(cuda_check.large_launches(kernels))
+    assert bool(cuda_check.large_launches(kernels)) == bool(fault)
 
 
 def test_libraries() -> None:
