@@ -4,27 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from amp_ext.optim._step import KernelStep, Storage
 
 
 class _AdamStep(KernelStep):
     _launch_name = "adam"
-
-    def __init__(
-        self,
-        *args: Any,
-        master_weights: bool = False,
-        exp_avg_dtype: torch.dtype | None = None,
-        exp_avg_sq_dtype: torch.dtype | None = None,
-        stochastic_rounding: bool = False,
-        autocast_copies: torch.dtype | None = None,
-        **options: Any,
-    ) -> None:
-        dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
-        storage = Storage(master_weights, stochastic_rounding, autocast_copies, dtypes)
-        super().__init__(*args, **options)
-        self._use(storage)
 
     def _state_names(self, group: dict[str, Any]) -> list[str]:
         names = ["step", "exp_avg", "exp_avg_sq"]
@@ -75,6 +61,45 @@ class Adam(_AdamStep, torch.optim.Adam):
             copies of DTensors.
     """
 
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        master_weights: bool = False,
+        exp_avg_dtype: torch.dtype | None = None,
+        exp_avg_sq_dtype: torch.dtype | None = None,
+        stochastic_rounding: bool = False,
+        autocast_copies: torch.dtype | None = None,
+    ) -> None:
+        dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
+        storage = Storage(master_weights, stochastic_rounding, autocast_copies, dtypes)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay,
+        )
+        self._use(storage)
+
 
 class AdamW(_AdamStep, torch.optim.AdamW):
     """Run ``torch.optim.AdamW`` by one launch for each group of parameters.
@@ -87,6 +112,43 @@ class AdamW(_AdamStep, torch.optim.AdamW):
     Raises:
         ValueError: as :class:`Adam`.
     """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        master_weights: bool = False,
+        exp_avg_dtype: torch.dtype | None = None,
+        exp_avg_sq_dtype: torch.dtype | None = None,
+        stochastic_rounding: bool = False,
+        autocast_copies: torch.dtype | None = None,
+    ) -> None:
+        dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
+        storage = Storage(master_weights, stochastic_rounding, autocast_copies, dtypes)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+        )
+        self._use(storage)
 
 
 class SGD(KernelStep, torch.optim.SGD):
@@ -110,16 +172,36 @@ class SGD(KernelStep, torch.optim.SGD):
 
     def __init__(
         self,
-        *args: Any,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
         master_weights: bool = False,
         momentum_buffer_dtype: torch.dtype | None = None,
         stochastic_rounding: bool = False,
         autocast_copies: torch.dtype | None = None,
-        **options: Any,
     ) -> None:
         dtypes = {"momentum_buffer": momentum_buffer_dtype}
         storage = Storage(master_weights, stochastic_rounding, autocast_copies, dtypes)
-        super().__init__(*args, **options)
+        super().__init__(
+            params,
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            nesterov,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
+        )
         self._use(storage)
 
     def _state_names(self, group: dict[str, Any]) -> list[str]:
