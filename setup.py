@@ -17,6 +17,7 @@ Environment variables:
 
 import fcntl
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -324,7 +325,9 @@ def make(targets: list[Target], nvcc: str | None = None) -> list[Path]:
     with open("build/.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         script.write_text(ninja_file(targets, nvcc))
-        ninja = ["ninja"] if shutil.which("ninja") else [sys.executable, "-m", "ninja"]
+        # Not another version, which would compile everything again.
+        has_package = importlib.util.find_spec("ninja") is not None
+        ninja = [sys.executable, "-m", "ninja"] if has_package else ["ninja"]
         if subprocess.run([*ninja, "-f", script, *(["-j", jobs] if jobs else [])]).returncode:
             names = " and ".join(target.path.name for target in targets)
             raise CompileError(f"{names} did not compile: the compiler's errors are above")

@@ -123,7 +123,7 @@ def all_checks() -> Iterator[Check]:
     from amp_ext import verify
     from amp_ext.backend import backend_for
 
-    for backend, device, families in verify.verified_backends() if verify.is_on() else ():
+    for backend, device, families in verify.verified_backends():
         for family in families:
             name = f"{backend} kernels of {family} on {device}"
             yield name, partial(check_kernels, backend, family, device)
@@ -141,7 +141,7 @@ def check_kernels(backend: str, family: str, device: str) -> None:
 
     result = verify.verify_family(backend, family, device)
     if result is None:
-        raise RuntimeError("not verified: too little memory")
+        raise RuntimeError("not verified: too little memory, or an error has ended this device")
     if result.failure:
         raise verify.WrongResult(result.failure)
 
@@ -184,10 +184,11 @@ def check_training(device: str) -> None:
 
 def command(*arguments: str) -> object:
     """Run the doctor or :func:`amp_ext.tune`, and return the argument of sys.exit."""
-    if arguments[:1] == ("tune",) and len(arguments) > 1:
+    if arguments[:1] == ("tune",) and len(arguments) > 1 and not arguments[1].startswith("-"):
         return importlib.import_module("amp_ext.tune").main(*arguments[1:])
     if arguments:
-        return "usage: python -m amp_ext [tune SCRIPT [ARGUMENTS]]"
+        usage = "usage: python -m amp_ext [tune SCRIPT [ARGUMENTS]]"
+        return print(usage) if arguments[-1] in ("-h", "--help") else usage
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as head may close the pipe
     return main()
 

@@ -115,7 +115,8 @@ def roofline(runs: Sequence[Run]) -> Figure:
             roofs[dtype] = max(rate, roofs.get(dtype, 0.0))
         if provider != FP32_LINE:
             points.setdefault((provider, dtype), []).append(record)
-    first = [(r["gb_per_s"], run) for run in runs for r in run.records if "copy" in r["case"]]
+    copies = [(r, run) for run in runs for r in run.records if "copy" in r["case"]]
+    first = [(r["gb_per_s"], run) for r, run in copies if r["gb_per_s"]]
     if not first:
         raise Missing("the ledger has no lines of an op whose first row is a copy")
     slope, copied = max(first, key=lambda pair: pair[0])

@@ -496,7 +496,7 @@ class GradScaler(ScalerState):
         return None if optimizer_state.skipped else optimizer.step(*args, **kwargs)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[torch.device, Tensor]:
-        """Check the gradients: all but KERNELS write them later, and refuse float16."""
+        """Check the gradients. Steps other than KERNELS write them later."""
         self._check_scale_growth_tracker("_check_inf_per_device")
         state = self._state_of(optimizer)
         self._unscale_rest(optimizer, state)
@@ -514,11 +514,13 @@ class GradScaler(ScalerState):
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool = True
     ) -> dict[torch.device, Tensor]:
         reduction = self._reduction(optimizer)
+        grads = [getattr(param, "grad", None) for param in params_of(optimizer)]
+        devices = {grad.device for grad in grads if grad is not None}
         result = _C.grad_pass(
             optimizer.param_groups,
             "unscale",
             inv_scale,
-            {found_inf.device: found_inf.clone()},
+            {device: found_inf.to(device, copy=True) for device in devices},
             allow_fp16=allow_fp16 or self._allow_fp16_grads,
             reduce=reduction,
         )

@@ -30,7 +30,7 @@ class StepState(dict[str, Any]):
         norm, max_norm: the norm of the unscaled gradients and its limit, if clip_grad_norm_ has
             left clipping to the step.
         leaves_unscaling: whether clip_grad_norm_ has left unscaling to that step too.
-        above_limit: 1.0 if the norm is above ``skip_above_norm``, else 0.0; None without both.
+        above_limit: 1.0 if the norm is above ``skip_above_norm``, else 0.0; None without either.
         skipped: whether the host has skipped the step; None if the host did not decide.
         sharers: the states of targets that had unscaled some of the same gradients before.
         unscaled_grads: the gradients that a clip of parameters has unscaled, by the parameters' id.

@@ -127,7 +127,8 @@ def newest(results: Path, quick: bool = False) -> dict[str, list[Run]]:
 def _measurement(pair: tuple[str, Record]) -> tuple[str, str, str, str]:
     """Return machine, op, case and command: the lines of one measurement follow each other."""
     machine, record = pair
-    return machine, record["op"], record["case"], record["command"]
+    case = f"limit {record['dtype']}" if record["limit"] else record["case"]
+    return machine, record["op"], case, record["command"]
 
 
 def section(results: Path) -> str:

@@ -163,7 +163,7 @@ def limit(setup: Setup) -> Case:
     """Time torch's product of square matrices, on a GPU of 16-bit ones."""
     dtype, size, name = FP32, 2048, FP32_LINE
     if setup.on_gpu:
-        dtype, size, name = (setup.dtypes(FP16, BF16) or (FP16,))[0], 8192, BASELINE
+        dtype, size, name = (setup.dtypes(FP16, BF16, also=(FP32,)) or (FP16,))[0], 8192, BASELINE
     if setup.quick:
         size = 128
     shape = Shape("", size, size, size, "NN")

@@ -24,11 +24,11 @@ void implement(torch::Library& m, const char* name, Function function, Fake fake
   m.impl(name, torch::dispatch(Key::Meta, std::move(fake)));
 }
 
-// Checks that all tensors of a call without data are on one device. If the op has a result, it is a
-// float32 number.
+// Checks that all tensors of a call without data are on one device. A result is
+// taken to be a float32 number.
 void check_devices(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// Implements an op on lists. It checks shapes and values only where there is data.
+// Implements an op on lists. Without data, only devices are checked.
 template <class Function>
 void implement(torch::Library& m, const char* name, Function function) {
   implement(m, name, function, torch::CppFunction::makeFromBoxedFunction<&check_devices>());

@@ -546,6 +546,26 @@ def test_closures(opt_level: str) -> None:
         optimizer.step(lambda: 0.0)
 
 
+class TakesScaler(torch.optim.SGD):
+    """Take torch's scaler as an argument, which torch has deprecated."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: None = None, grad_scaler: Any = None) -> None:
+        super().step()
+        self.taken = grad_scaler
+
+
+def test_an_optimizer_that_takes_the_scaler() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = TakesScaler(model.parameters(), lr=0.1)
+    amp.initialize(model, optimizer, verbosity=0)
+    with amp.scale_loss(model(torch.ones(1, 2)).sum(), optimizer) as loss:
+        loss.backward()
+    optimizer.step()
+    assert isinstance(optimizer.taken, torch.amp.GradScaler)
+
+
 def test_a_bad_state_changes_nothing() -> None:
     """A state with one bad entry is refused whole."""
     amp.initialize(*new(), num_losses=2, verbosity=0)

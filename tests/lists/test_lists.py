@@ -88,6 +88,9 @@ def test_every_edge(executor: Executor, op: str, dtype: torch.dtype, offset: int
             assert found_inf.item() == 1.0, (size, position, value)
             assert result is None or not result.isfinite(), (size, position, value)
         assert whole.isnan().sum() - grad.isnan().sum() == offset + 5
+        whole.fill_(4.0)
+        call(executor.ops, op, [grad], executor.scalar(0.0), half)
+        assert whole[:offset].eq(4.0).all() and whole[offset + size :].eq(4.0).all()
 
 
 @against_oracle
@@ -111,13 +114,14 @@ def test_layouts(executor: Executor, op: str, layout: str) -> None:
 
 @against_oracle
 @pytest.mark.parametrize("count", [1, 2000])
-@pytest.mark.parametrize("bad", [None, 0, -1], ids=["finite", "first-bad", "last-bad"])
+@pytest.mark.parametrize("bad", [None, 0.0, 0.5, 1.0])
 @every_op
-def test_lists_of_mixed_dtypes(executor: Executor, op: str, count: int, bad: int | None) -> None:
+def test_lists_of_mixed_dtypes(executor: Executor, op: str, count: int, bad: float | None) -> None:
+    """A bad element of the first tensor counts, and one of the middle or the last tensor."""
     sizes = [1 + 7 * i % 97 for i in range(executor.length(count))]
     grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
     if bad is not None:
-        grads[bad][-1] = math.inf
+        grads[round(bad * (len(grads) - 1))][-1] = math.inf
     assert check(executor, op, grads) == float(bad is not None)
 
 

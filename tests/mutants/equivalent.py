@@ -136,7 +136,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "gemm_kernel",
         "load_vector(other, g.aux, place);",
         "negate",
-        r"^@|setp\.ne\.s64 .*, 1 ->",
+        r"setp\.ne\.s64 .*, 1 ->",
         "the aux lies by rows: it is copied where it does not",
     ),
     Equivalent(
@@ -207,14 +207,14 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "if (lane == 0) ptx::mbarrier_arrive(header.bias_full[at]);",
         "negate",
         "",
-        "31 lanes end 31 phases, of the same parity, once all of the bias is written",
+        "the executor cannot tell: 31 phases end at once, and leave the parity of one",
     ),
     Equivalent(
         r"gemm_sm90_kernel<\w+, 5,",
         "if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(header_.bias_empty[at_]);",
         "negate",
         "^@",
-        "any warp may arrive, since meet() orders the reads; 31 arrivals leave the parity of one",
+        "the executor cannot tell: meet() orders the reads, and the phases end at once",
     ),
     Equivalent(
         "gemm_sm90_kernel",

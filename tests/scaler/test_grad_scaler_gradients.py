@@ -221,6 +221,14 @@ def test_zero_tensor_gradient_has_no_memory() -> None:
     subprocess.run([sys.executable, "-c", ZERO_TENSOR], check=True)
 
 
+def test_a_bad_flag_changes_nothing() -> None:
+    """The flag is checked before duplicates of sparse gradients are added up."""
+    param = sparse_leaf(torch.float16)
+    with pytest.raises(RuntimeError, match="found_inf must be a float tensor"):
+        started(OURS)._unscale_grads_(sgd(param), torch.ones(()), torch.zeros(1).double(), True)
+    assert not param.grad.is_coalesced()
+
+
 def test_what_is_not_a_tensor() -> None:
     optimizer, scaler = sgd(leaf(GOOD)), started(OURS)
     with pytest.raises(TypeError, match="inv_scale must be a tensor, got str"):

@@ -52,7 +52,7 @@ class Options:
 _LEVELS = {
     "O0": Options(torch.float32),
     "O1": Options(loss_scale="dynamic"),
-    "O2": Options(torch.float16, True, True, "dynamic"),
+    "O2": Options(torch.float16, keep_batchnorm_fp32=True, has_masters=True, loss_scale="dynamic"),
     "O3": Options(torch.float16),
 }
 

@@ -144,7 +144,8 @@ def _step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
     """Make the step of the optimizer by the scaler of the last loss."""
     stash = self._amp_stash
     self._opt_called = True  # for schedulers
-    if (args or kwargs) and (stash.scales or stash.scaler is not None):
+    is_users = args or set(kwargs) - {"grad_scaler"}  # torch's scaler passes itself
+    if is_users and (stash.scales or stash.scaler is not None):
         raise RuntimeError(
             f"{type(self).__name__}.step: expected no arguments, since amp.scale_loss decides "
             "whether to step. Compute the loss and its gradients before step(), not in a closure."

@@ -18,7 +18,9 @@ class HostServices final : public Services {
     return memory_.emplace_back(c10::GetCPUAllocator()->allocate(bytes)).mutable_get();
   }
   uint32_t* tickets(size_t count) override {
-    return std::fill_n(static_cast<uint32_t*>(scratch(count * sizeof(uint32_t))), count, 0) - count;
+    auto* const tickets = static_cast<uint32_t*>(scratch(count * sizeof(uint32_t)));
+    std::fill_n(tickets, count, 0);
+    return tickets;
   }
   const void* table(const void* entries, size_t count, size_t entry_bytes) override {
     return std::memcpy(scratch(count * entry_bytes), entries, count * entry_bytes);

@@ -70,8 +70,10 @@ std::optional<Measured> find_measured(c10::Device device, const GemmArgs& args) 
   std::unique_lock<std::mutex> lock(mutex);
   if (!measured.contains(index_of(device))) {
     lock.unlock();  // Python calls set_measured, and may wait for threads that come here
-    const UntracedPython python;
-    py::module_::import("amp_ext.tune").attr("load_table")(device.str());
+    {
+      const UntracedPython python;
+      py::module_::import("amp_ext.tune").attr("load_table")(device.str());
+    }
     lock.lock();
   }
   const std::map<GemmKey, Measured>& table = measured[index_of(device)];

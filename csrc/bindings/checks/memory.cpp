@@ -15,19 +15,19 @@ int64_t extent_of(const at::Tensor& tensor) {
 
 namespace {
 
-// Returns the error of two uses. A written use comes first.
-std::string error_of(const std::string& op, const MemoryUse* a, const MemoryUse* b) {
+// Orders two uses for an error: a written one comes first.
+Overlap in_order(const MemoryUse* a, const MemoryUse* b) {
   if (!a->is_written || (a->name == b->name && a->index > b->index)) std::swap(a, b);
-  const auto name_of = [](const MemoryUse& use) {
-    return use.index < 0 ? use.name : c10::str(use.name, '[', use.index, ']');
-  };
-  return c10::str(op, ": ", name_of(*a), " and ", name_of(*b), " overlap in memory, expected ",
-                  name_of(*a), " apart from all else: clone() one");
+  return {*a, *b};
+}
+
+bool overlap(const MemoryRange& a, const MemoryRange& b) {
+  return a.begin < b.end && b.begin < a.end;
 }
 
 }  // namespace
 
-std::optional<std::string> find_overlap(const std::string& op, std::vector<MemoryUse> uses) {
+std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses) {
   // Most of a list that is read lies outside of all written memory, and needs no sorting.
   uintptr_t begin = UINTPTR_MAX, end = 0;
   for (const MemoryUse& use : uses) {
@@ -47,19 +47,39 @@ std::optional<std::string> find_overlap(const std::string& op, std::vector<Memor
   const MemoryUse *last = nullptr, *last_written = nullptr;
   for (const MemoryUse& use : uses) {
     const MemoryUse* const other = use.is_written ? last : last_written;
-    if (other && use.range.begin < end_of(*other)) return error_of(op, other, &use);
+    if (other && use.range.begin < end_of(*other)) return in_order(other, &use);
     if (!last || end_of(use) > end_of(*last)) last = &use;
     if (use.is_written && (!last_written || end_of(use) > end_of(*last_written)))
       last_written = &use;
   }
+  const auto has_holes = [](const MemoryUse& use) { return use.first_bytes > 0; };
+  const auto first_view = std::ranges::find_if(uses, has_holes);
+  if (first_view == uses.end()) return std::nullopt;
+  std::vector<const MemoryUse*> others;  // than the list of these tensors
+  for (const MemoryUse& use : uses) {
+    if (use.name != first_view->name) others.push_back(&use);
+  }
   for (const MemoryUse& view : uses) {
-    for (size_t i = 0; view.first_bytes > 0 && i < uses.size(); ++i) {
-      const MemoryRange &a = view.range, &b = uses[i].range;
-      if (uses[i].name != view.name && a.begin < b.end && b.begin < a.end)
-        return error_of(op, &view, &uses[i]);
+    if (!has_holes(view)) continue;
+    for (const MemoryUse* const other : others) {
+      if (overlap(view.range, other->range)) return in_order(&view, other);
     }
   }
   return std::nullopt;
+}
+
+void check_overlap(const char* op, std::vector<MemoryUse> uses) {
+  const std::optional<Overlap> found = find_overlap(std::move(uses));
+  TORCH_CHECK(!found, words_of(op, *found));
+}
+
+std::string words_of(const char* op, const Overlap& overlap) {
+  const auto name_of = [](const MemoryUse& use) {
+    return use.index < 0 ? use.name : c10::str(use.name, '[', use.index, ']');
+  };
+  const auto& [a, b] = overlap;
+  return c10::str(op, ": ", name_of(a), " and ", name_of(b), " overlap in memory, expected ",
+                  name_of(a), " apart from all else: clone() one");
 }
 
 }  // namespace amp_ext

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace amp_ext {
@@ -70,15 +71,22 @@ inline void* plain_memory(const at::TensorImpl& tensor, int64_t numel, int64_t s
 // The memory of an argument of a call.
 struct MemoryUse {
   MemoryRange range;
-  const char* name;  // of the argument, or of a list
+  const char* name;  // of the argument or list; a list has one pointer
   int64_t index;     // in the list; -1 for an argument of its own
   bool is_written;
-  // Only for a written tensor with holes: its size of an element. In its list the tensor counts by
-  // its first element alone, so that such tensors may interleave.
+  // The bytes of an element of a written tensor with holes, else 0. Within its list such a tensor
+  // counts by its first element alone, so that tensors may interleave.
   int64_t first_bytes = 0;
 };
 
-// Returns an error if memory that is written overlaps anything else, or none.
-std::optional<std::string> find_overlap(const std::string& op, std::vector<MemoryUse> uses);
+// Returns two uses that overlap, of which the first is written, or none.
+using Overlap = std::pair<MemoryUse, MemoryUse>;
+std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses);
+
+// Throws if memory that an op writes overlaps anything else.
+void check_overlap(const char* op, std::vector<MemoryUse> uses);
+
+// Returns the words of such an error.
+std::string words_of(const char* op, const Overlap& overlap);
 
 }  // namespace amp_ext

@@ -201,8 +201,7 @@ void GradList::finish_writes() {
 void Arguments::check_apart(const GradList* grads) const {
   std::vector<MemoryUse> uses = uses_;
   if (grads) grads->add_to(uses);
-  const std::optional<std::string> error = find_overlap(op_, std::move(uses));
-  TORCH_CHECK(!error, *error);
+  check_overlap(op_, std::move(uses));
 }
 
 void Arguments::mark_written() const {

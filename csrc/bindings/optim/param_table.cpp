@@ -185,7 +185,12 @@ std::optional<std::string> ParamTable::why_not_together(size_t group) const {
     const MemoryRange range(row.param->const_data_ptr(), static_cast<int64_t>(row.param->nbytes()));
     uses.push_back({range, "params", static_cast<int64_t>(row.index - first), true});
   }
-  return find_overlap(c10::str("param_groups[", group, "]"), std::move(uses));
+  const std::optional<Overlap> found = find_overlap(std::move(uses));
+  if (!found) return std::nullopt;
+  const auto name_of = [&](const MemoryUse& use) {
+    return c10::str("param_groups[", group, "]['params'][", use.index, ']');
+  };
+  return c10::str(name_of(found->first), " shares memory with ", name_of(found->second));
 }
 
 void ParamTable::finish_step() {

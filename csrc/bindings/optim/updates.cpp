@@ -187,7 +187,8 @@ std::optional<std::string> Updates::overlap() const {
     add(kCopy, u.copy, u.copy_dtype, u.numel);
     add(kStep, u.step, DType::f32, 1);
   }
-  return find_overlap(op_, std::move(uses));
+  const std::optional<Overlap> found = find_overlap(std::move(uses));
+  return found ? std::optional(words_of(op_, *found)) : std::nullopt;
 }
 
 }  // namespace amp_ext

@@ -52,11 +52,14 @@ struct Scalars {
 // The flags that a pass starts with, by device. A device without one gets a new flag.
 using Flags = std::vector<std::pair<at::Device, at::Tensor>>;
 
-Flags flags_of(const OptimizerGrads& grads, const py::dict& flags) {
+Flags flags_of(const char* op, const OptimizerGrads& grads, const py::dict& flags) {
   Flags result;
   for (const GradList& list : grads.lists()) {
     const py::object key = device_object(list.device());
-    if (flags.contains(key)) result.emplace_back(list.device(), tensor_of("found_inf", flags[key]));
+    if (!flags.contains(key)) continue;
+    const at::Tensor& flag = tensor_of("found_inf", flags[key]);
+    one_element<float>(op, "found_inf", flag, list.device());
+    result.emplace_back(list.device(), flag);
   }
   return result;
 }
@@ -126,18 +129,20 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
   const at::NoGradGuard no_grad;
   const bool has_norm = kind == "norm" || kind == "clip";
   const bool writes = kind == "unscale" || kind == "clip";
-  OptimizerGrads grads({.op = has_norm ? "amp_ext::grad_norm"
-                              : writes ? "amp_ext::unscale_"
-                                       : "amp_ext::check_finite",
+  TORCH_INTERNAL_ASSERT(has_norm || writes || kind == "check");
+  const char* const op = has_norm ? "amp_ext::grad_norm"
+                         : writes ? "amp_ext::unscale_"
+                                  : "amp_ext::check_finite";
+  OptimizerGrads grads({.op = op,
                         .access = writes || written ? Access::write : Access::read,
                         .allow_fp16 = allow_fp16 || is_unscaled || !writes,
                         .has_norm = has_norm,
                         .across = !reduce.is_none()});
   if (!grads.collect(param_groups)) return py::none();
   const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
-  Arguments arguments("amp_ext::unscale_", factor.device());
+  Arguments arguments(op, factor.device());
   arguments.read<float>("inv_scale", factor);
-  const Flags first_flags = flags_of(grads, flags);
+  const Flags first_flags = flags_of(op, grads, flags);
   for (const GradList& list : grads.lists()) arguments.check_apart(&list);
 
   std::vector<GradList>& lists = grads.lists();
@@ -187,11 +192,13 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
               "cannot be clipped. To disable this error and let step() skip the optimizer's step "
               "instead, set `error_if_nonfinite=False`");
   grads.install_coalesced();
-  for (size_t i = 0; writes && i < lists.size(); ++i) {
-    const at::Device device = lists[i].device();
-    unscale_(lists[i], scalars[i].found_inf,
-             is_unscaled ? filled_on(device, 1) : scalars[i].inv_scale, copy_to(norm, device),
-             max_norm);
+  if (writes) {
+    for (size_t i = 0; i < lists.size(); ++i) {
+      const at::Device device = lists[i].device();
+      unscale_(lists[i], scalars[i].found_inf,
+               is_unscaled ? filled_on(device, 1) : scalars[i].inv_scale, copy_to(norm, device),
+               max_norm);
+    }
   }
   gil.end();
   if (writes) grads.mark_dtensors_written();

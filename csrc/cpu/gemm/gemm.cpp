@@ -156,7 +156,8 @@ Plan plan_of(const GemmArgs& g, const Host& host) {
     return {std::make_unique<Direct>(g), rows, columns};
   const int64_t threads = host.threads();
   int64_t depth = g.k;
-  if (depth > kMostDepth * threads) {
+  if (depth > kMostDepth) {
+    // Operands are widened again for each block of the other: rows and columns stay.
     depth = cached_extent(g.k, std::max(rows, columns), threads);
   } else {
     // One block of a stays widened for all columns, or one block of b for all rows.

@@ -9,18 +9,19 @@ namespace amp_ext::cpu {
 // equal for any number of threads.
 constexpr int64_t kRowGroup = 64;
 
-// The measured extents of a part of a product, for each thread of a widened one. A widened block of
-// at least kCachedExtent lines stays in the cache of its thread until it is read. If k is cut, rows
-// and columns are cut less, since each operand is widened again for each block of the other.
-constexpr int64_t kMostDepth = 1024, kCachedExtent = 256, kCachedElements = 1 << 16;
-constexpr int64_t kBlockExtent = 2048;
+// Extents of parts, measured. A part has at most kBlockExtent rows and columns. A greater k is cut.
+constexpr int64_t kBlockExtent = 2048, kMostDepth = 1024;
+
+// The fewest lines of a widened block for each thread, and the elements of more lines, which stay
+// in the thread's cache until they are read.
+constexpr int64_t kCachedExtent = 256, kCachedElements = 1 << 16;
 
 // The most elements of operands widened as a whole.
 constexpr int64_t kMostWorkspace = 1 << 22;
 
 inline int64_t cached_extent(int64_t extent, int64_t other, int64_t threads) {
   const int64_t lines = kCachedElements / std::max<int64_t>(other, 1) / kRowGroup * kRowGroup;
-  return std::min(extent, threads * std::max(kCachedExtent, lines));
+  return std::min({extent, kBlockExtent, threads * std::max(kCachedExtent, lines)});
 }
 
 // A part of a result: c = (rows of a) @ (columns of b), or c += that, in fp32. c is row-major.
