@@ -42,6 +42,7 @@ std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses) {
   const auto end_of = [](const MemoryUse& use) {
     return use.first_bytes > 0 ? use.range.begin + use.first_bytes : use.range.end;
   };
+  if (std::ranges::is_sorted(uses, std::ranges::greater(), begin_of)) std::ranges::reverse(uses);
   if (!std::ranges::is_sorted(uses, {}, begin_of)) std::ranges::sort(uses, {}, begin_of);
   // Of the uses before, the ones that reach farthest.
   const MemoryUse *last = nullptr, *last_written = nullptr;

@@ -178,6 +178,7 @@ int64_t GradList::numel() const {
 }
 
 void GradList::add_to(std::vector<MemoryUse>& uses) const {
+  if (is_apart_) return;
   const size_t first = uses.size();
   uses.reserve(first + refs_.size());
   for (size_t i = 0; i < refs_.size(); ++i) {

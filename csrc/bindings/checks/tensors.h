@@ -103,8 +103,9 @@ class GradList {
   bool is_written() const { return access_ == Access::write; }
   int64_t numel() const;
 
-  // Appends the memory of all tensors.
+  // Appends the memory of all tensors; nothing if the list is known to overlap nothing.
   void add_to(std::vector<MemoryUse>& uses) const;
+  void set_apart() { is_apart_ = true; }
 
  private:
   // A view with holes, where it lies, and the dense copy that kernels work on.
@@ -119,6 +120,7 @@ class GradList {
   Access access_;
   at::Device device_;
   bool records_gradients_ = at::GradMode::is_enabled();
+  bool is_apart_ = false;
   std::vector<TensorRef> refs_;
   std::vector<c10::TensorImpl*> written_;
   std::vector<Gathered> gathered_;

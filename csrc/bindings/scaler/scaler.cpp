@@ -143,7 +143,10 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
   Arguments arguments(op, factor.device());
   arguments.read<float>("inv_scale", factor);
   const Flags first_flags = flags_of(op, grads, flags);
-  for (const GradList& list : grads.lists()) arguments.check_apart(&list);
+  for (GradList& list : grads.lists()) {
+    arguments.check_apart(&list);
+    list.set_apart();  // the scaler's own tensors overlap nothing: the ops need not look again
+  }
 
   std::vector<GradList>& lists = grads.lists();
   py::dict found_infs;
