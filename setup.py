@@ -325,9 +325,8 @@ def make(targets: list[Target], nvcc: str | None = None) -> list[Path]:
     with open("build/.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         script.write_text(ninja_file(targets, nvcc))
-        # Not another version, which would compile everything again.
-        has_package = importlib.util.find_spec("ninja") is not None
-        ninja = [sys.executable, "-m", "ninja"] if has_package else ["ninja"]
+        own = importlib.util.find_spec("ninja")  # another version would compile everything again
+        ninja = [sys.executable, "-m", "ninja"] if own else ["ninja"]
         if subprocess.run([*ninja, "-f", script, *(["-j", jobs] if jobs else [])]).returncode:
             names = " and ".join(target.path.name for target in targets)
             raise CompileError(f"{names} did not compile: the compiler's errors are above")
