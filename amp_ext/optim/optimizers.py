@@ -8,6 +8,8 @@ from torch.optim.optimizer import ParamsT
 
 from amp_ext.optim._step import KernelStep, Storage
 
+# The constructors spell torch's arguments out for editors and type checkers.
+
 
 class _AdamStep(KernelStep):
     _launch_name = "adam"
