@@ -430,7 +430,9 @@ def plain(value: Any) -> Any:
         return value
     if value._is_zerotensor():
         return torch.zeros(value.shape, dtype=value.dtype)
-    return value.detach().resolve_neg().clone().contiguous() if is_readable(value) else value
+    if not is_readable(value) or (value.is_neg() and value.element_size() == 1):
+        return value  # torch negates no float8
+    return value.detach().resolve_neg().clone().contiguous()
 
 
 class Snapshot:
