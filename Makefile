@@ -91,6 +91,8 @@ cuda-check: .venv-cuda/built ## compile and inspect all kernels, test with the o
 	cd tests && $(FAKE_CUDA) --order 3 --guarded 1 -m pytest $(WORKERS) \
 	    backends/test_cuda_runtime.py backends/test_cuda_streams.py backends/test_fake_cuda.py
 	.venv-cuda/bin/python tests/fake_cuda/count.py --check
+	cd tests && $(FAKE_CUDA) --multiprocessors 1 --capability 80 mutants/run.py --most 20
+	cd tests && $(FAKE_CUDA) --multiprocessors 2 --capability 90 mutants/run.py --most 50
 	$(MAKE) gpu DRY_RUN=1
 
 # As users have it: products by torch's library.

@@ -136,8 +136,8 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "gemm_kernel",
         "load_vector(other, g.aux, place);",
         "negate",
-        r"setp\.ne\.s64 .*, 1 ->",
-        "the aux lies by rows: it is copied where it does not",
+        r"^@|setp\.ne\.s64 .*, 1 ->",
+        "the aux lies by rows, copied where it does not; any vector may be loaded by elements",
     ),
     Equivalent(
         r"gemm_sm90_kernel<\w+, 2,",
