@@ -214,7 +214,7 @@ def test_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
     generated = "amp_ext/_build_info.py"
     assert needed - {generated} <= listed
     assert {"setup.py", "build_backend.py", "pyproject.toml", "LICENSE"} <= listed
-    assert {"README.md", "README.zh.md", "docs/migrating.zh.md"} <= listed
+    assert {"README.md", "docs/migrating.md", "docs/zh/README.md"} <= listed
     assert "amp_ext/py.typed" in listed
     assert generated not in listed
     assert not [name for name in listed if name.endswith(".so")]
