@@ -33,29 +33,32 @@ void Direct::multiply(const Part& part, float*, const Host& host) {
                      std::max(part.ldc, part.columns.size), a.transposed, b.transposed, part.adds});
 }
 
-Widening::Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth, int64_t shares)
-    : g_(g), rows_(rows), columns_(columns), depth_(depth), shares_(shares), a_(g.a), b_(g.b) {}
+Widening::Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth, int64_t share)
+    : g_(g), rows_(rows), columns_(columns), depth_(depth), share_(share), a_(g.a), b_(g.b) {}
 
 int64_t Widening::workspace() const {
-  return shares_ * block_floats() + (shares_ - 1) * rows_ * columns_;
+  return shares() * block_floats() + (shares() - 1) * rows_ * columns_;
 }
 
 void Widening::multiply(const Part& part, float* workspace, const Host& host) {
-  if (shares_ == 1) return multiply_depths(part, {0, g_.k}, a_, b_, workspace, host);
-  const int64_t share = (g_.k + shares_ - 1) / shares_, sums = part.rows.size * part.columns.size;
-  float* const partial_sums = workspace + shares_ * block_floats();
-  parallel(host, shares_, 1, [&](int64_t begin, int64_t end) {
+  if (shares() == 1) return multiply_depths(part, {0, g_.k}, a_, b_, workspace, host);
+  const int64_t size = part.rows.size * part.columns.size;
+  float* const partial_sums = workspace + shares() * block_floats();
+  parallel(host, shares(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       Part own = part;
-      if (i > 0)
-        own.c = partial_sums + (i - 1) * sums, own.ldc = part.columns.size, own.adds = false;
+      if (i > 0) {
+        own.c = partial_sums + (i - 1) * size;
+        own.ldc = part.columns.size;
+        own.adds = false;
+      }
       Widened a(g_.a), b(g_.b);
-      multiply_depths(own, {i * share, std::min(share, g_.k - i * share)}, a, b,
-                      workspace + i * block_floats(), host);
+      const Range depths{i * share_, std::min(share_, g_.k - i * share_)};
+      multiply_depths(own, depths, a, b, workspace + i * block_floats(), host);
     }
   });
-  for (int64_t i = 1; i < shares_; ++i) {
-    const float* from = partial_sums + (i - 1) * sums;
+  for (int64_t i = 1; i < shares(); ++i) {
+    const float* from = partial_sums + (i - 1) * size;
     for (int64_t r = 0; r < part.rows.size; ++r, from += part.columns.size) {
       for (int64_t j = 0; j < part.columns.size; ++j) part.c[r * part.ldc + j] += from[j];
     }
