@@ -16,9 +16,9 @@ HOST       all others, such as torch's    ``unscale_``,        optimizer.step() 
                                           or scaler.step()
 =========  =============================  ===================  =================================
 
-HOST also serves optimizers of :mod:`amp_ext.optim` if other code sees the gradients. With FOUND_INF,
-wrappers and hooks see scaled gradients and run in skipped steps, as under torch's scaler.
-docs/scaler.md says which methods write ``.grad``.
+HOST also serves optimizers of :mod:`amp_ext.optim` if other code sees the gradients. With
+FOUND_INF, wrappers and hooks see scaled gradients and run in skipped steps, as under torch's
+scaler. docs/scaler.md says which methods write ``.grad``.
 
 The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(). It also
 waits where users read. A process without gradients, among several, waits in each pass.
