@@ -1,21 +1,16 @@
-"""Keep the results for a device between processes, in a JSON file.
+"""Keep the results for a device between processes, in a file of JSON lines.
 
-The file is in the user's cache folder. A damaged file, or one of another device, driver or build,
-counts as empty.
+The file is in the user's cache folder. Processes append lines, and readers skip damaged ones.
+Another device, driver or build has another file.
 """
 
-import contextlib
-import fcntl
 import functools
+import hashlib
 import json
 import os
 import platform
 import re
-import stat
-import tempfile
-import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,42 +20,45 @@ import torch
 from amp_ext._triton import triton_version
 
 MAX_BYTES = 16 << 20
-"""Larger files are neither read nor written."""
-LOCK_SECONDS = 10.0
-"""The longest wait for another process, such as a stopped one."""
-
-Part = Any
-"""A part of a record: a value of JSON, or None."""
+"""A larger file counts as empty, and is replaced by the next result."""
 
 
-def read(device: str, part: str) -> Part:
-    """Return a part of the record of a device, or None."""
-    return _read(device).get(part)
-
-
-def update(device: str, part: str, change: Callable[[Part], Part]) -> bool:
-    """Replace a part of a device's record, whole or not at all.
-
-    Returns False if the new record is too large or the folder is not writable.
-    """
-    with _locked():
-        record = _read(device) | {"identity": _identity(device)}
-        text = json.dumps({**record, part: change(record.get(part))}, indent=1)
-        if len(text) > MAX_BYTES:
-            return False
+def read(device: str, part: str, types: Sequence[type]) -> list[list[Any]]:
+    """Return the entries of a part that have fields of these types, the newest last."""
+    try:
+        lines = path(device).read_text().splitlines() if _is_readable(path(device)) else []
+    except (OSError, RuntimeError, ValueError):
+        lines = []
+    entries: list[list[Any]] = []
+    for line in lines:
         try:
-            folder().mkdir(parents=True, exist_ok=True)
-            descriptor, unfinished = tempfile.mkstemp(dir=folder())
-            try:
-                with open(descriptor, "w") as file:
-                    file.write(text)
-                os.replace(unfinished, path(device))
-            except BaseException:
-                os.unlink(unfinished)
-                raise
-        except (OSError, RuntimeError):
-            return False
-        return True
+            found, *entry = json.loads(line)
+        except (TypeError, ValueError):  # such as a line that a process could not finish
+            continue
+        if found == part and [type(field) for field in entry] == list(types):
+            entries.append(entry)
+    return entries
+
+
+def append(device: str, part: str, entries: Iterable[Sequence[Any]]) -> bool:
+    """Append entries to a part, and return whether the folder is writable."""
+    # The first line feed ends a line that a process could not finish.
+    text = "".join(f"\n{json.dumps([part, *entry])}" for entry in entries) + "\n"
+    try:
+        file = path(device)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not _is_readable(file):
+            file.unlink(missing_ok=True)
+        with open(file, "ab", buffering=0) as appended:
+            appended.write(text.encode())  # at once: other processes append too
+    except (OSError, RuntimeError):
+        return False
+    return True
+
+
+def _is_readable(file: Path) -> bool:
+    """Return whether a file is no FIFO, which would wait for a writer, and not too large."""
+    return file.is_file() and file.stat().st_size <= MAX_BYTES
 
 
 def folder() -> Path:
@@ -78,7 +76,8 @@ def folder() -> Path:
 def path(device: str) -> Path:
     """Return the file of a device."""
     words = re.sub(r"[^A-Za-z0-9.+-]+", "-", device_name(device))
-    return folder() / f"{words}-{zlib.crc32(_identity(device).encode()):08x}.json"
+    identity = hashlib.sha256(_identity(device).encode()).hexdigest()
+    return folder() / f"{words}-{identity[:16]}.jsonl"
 
 
 def devices() -> list[str]:
@@ -122,37 +121,3 @@ def _identity(device: str) -> str:
     cpu = torch.backends.cpu.get_cpu_capability() if device == "cpu" else driver()
     software = (torch.__version__, torch.version.cuda, triton_version(), __version__, code)
     return json.dumps((device_name(device), cpu, *software))
-
-
-def _read(device: str) -> dict[str, Part]:
-    try:
-        # Opening a FIFO would wait for a writer.
-        descriptor = os.open(path(device), os.O_RDONLY | os.O_NONBLOCK)
-        with open(descriptor) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-                return {}
-            record = json.load(file)
-    except (OSError, RuntimeError, ValueError):
-        return {}
-    is_own = isinstance(record, dict) and record.get("identity") == _identity(device)
-    return record if is_own else {}
-
-
-@contextlib.contextmanager
-def _locked() -> Iterator[None]:
-    """Exclude other threads and processes, if the file system has locks."""
-    with contextlib.ExitStack() as stack:
-        try:
-            folder().mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder() / "lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
-            stack.callback(os.close, descriptor)
-            deadline = time.monotonic() + LOCK_SECONDS
-            while time.monotonic() < deadline:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                time.sleep(0.002)
-        except (OSError, RuntimeError):
-            pass  # the folder or locks are missing, as on some mounts of Lustre
-        yield

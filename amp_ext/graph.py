@@ -107,8 +107,7 @@ class GraphedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = self._flattened(args, kwargs)
-        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-            _refuse_leaf(args, kwargs)
+        _refuse_gradients(args, kwargs)
         if self._warmup > 0:
             results = self.eager(*args, **kwargs)
             self._warmup -= 1
@@ -353,7 +352,7 @@ def _refuse_change(entries: Iterable[_Entry], when: str) -> None:
             )
 
 
-def _refuse_leaf(args: Any, kwargs: Any) -> None:
+def _refuse_gradients(args: Any, kwargs: Any) -> None:
     """Raise for an argument that requires a gradient."""
     for path, leaf in tree_flatten_with_path((args, kwargs))[0]:
         if isinstance(leaf, Tensor) and leaf.requires_grad:

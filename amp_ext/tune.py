@@ -11,7 +11,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -56,11 +56,11 @@ class Tuned(NamedTuple):
     after: float
 
 
-Entry = tuple[str, list[int], str, int, str]
+_ENTRY = (str, *(int,) * _C.GEMM_KEY_SIZE, str, int, str)
 """An entry of the table: product in words, GemmKey (table.h), backend, variant, reason."""
-Table = dict[tuple[int, ...], Entry]
-_known: dict[str, Table] = {}
-"""The tables that C++ has, by device."""
+Table = dict[tuple[int, ...], Any]
+_own: dict[str, list[Sequence[Any]]] = {}
+"""The entries that this process has measured, by device, for a folder that is not writable."""
 
 
 # ---- the table ---------------------------------------------------------------------------------
@@ -68,35 +68,21 @@ _known: dict[str, Table] = {}
 
 def load_table(device: str) -> Table:
     """Read the table of a device for C++, at the first product there."""
-    return _set_table(device, _cache.read(device, "products"))
-
-
-def _set_table(device: str, record: Any) -> Table:
-    """Set the table in C++, an empty one for a damaged record."""
-    try:
-        table = {tuple(entry[1]): tuple(entry) for entry in record or ()}
-        _C.set_measured(device, [entry[1:] for entry in table.values()])
-    except (IndexError, TypeError, ValueError):
-        table = {}
-        _C.set_measured(device, [])
-    _known[device] = table
+    entries = [*_cache.read(device, "product", _ENTRY), *_own.get(device, ())]
+    table = {tuple(entry[1:-3]): entry[-3:] for entry in entries}
+    _C.set_measured(device, [(key, *choice) for key, choice in table.items()])
     return table
 
 
-def update_table(device: str, entries: Iterable[Entry]) -> None:
+def update_table(device: str, entries: Sequence[Sequence[Any]]) -> None:
     """Add entries to a device's table, in place of older ones.
 
     If the file cannot be written, this process has the entries nevertheless, and warns.
     """
-    known, new = _known.get(device, {}), {tuple(entry[1]): entry for entry in entries}
-
-    def merge(record: Any) -> list[Entry]:
-        return [*(known | _set_table(device, record) | new).values()]
-
-    is_written = _cache.update(device, "products", merge)
-    _set_table(device, (known | _known[device] | new).values())
-    if not is_written:
+    _own.setdefault(device, []).extend(entries)
+    if not _cache.append(device, "product", entries):
         warn("amp_ext: cannot write measurements to the cache folder")
+    load_table(device)
 
 
 # ---- all products ------------------------------------------------------------------------------
@@ -177,7 +163,7 @@ def _measure_all(
             for candidate, shortest in _measure(product, candidates, seconds).items():
                 known[candidate] = min(shortest, known.get(candidate, math.inf))
     finally:
-        entries: dict[str, list[Entry]] = {}
+        entries: dict[str, list[Sequence[Any]]] = {}
         for (product, candidates), measured in zip(choices, times, strict=True):
             if not measured:
                 continue
@@ -189,7 +175,7 @@ def _measure_all(
             reason = "measured: nothing is faster than the default"
             if before > after:
                 reason = f"measured: {before / after:.2f} times as fast as the default"
-            entry = (str(product), product.key, *best, reason)
+            entry = (str(product), *product.key, *best, reason)
             entries.setdefault(product.device, []).append(entry)
         for device, new in entries.items():
             update_table(device, new)

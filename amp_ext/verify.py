@@ -102,22 +102,9 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
 def known(device: str) -> dict[str, Result]:
     """Return the known results of the kernels of a device, by "backend family"."""
     if device not in _known:
-        _known[device] = _parsed(_cache.read(device, "verified"))
+        entries = _cache.read(device, "verified", (str, str, str))
+        _known[device] = {name: Result(*result) for name, *result in entries}
     return _known[device]
-
-
-def _parsed(record: Any) -> dict[str, Result]:
-    """Return the results of a record; none if it is damaged."""
-    try:
-        return {name: Result(*map(str, result)) for name, result in record.items()}
-    except (AttributeError, TypeError):
-        return {}
-
-
-def _remember(name: str, device: str, result: Result) -> None:
-    known(device)[name] = result
-    if result.day:
-        _cache.update(device, "verified", lambda record: _parsed(record) | {name: result})
 
 
 def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -165,7 +152,10 @@ def verify_family(backend: str, family: str, device: str) -> Result | None:
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(_outcome, backend, family, torch.device(device)).result()
     if result is not None:
-        _remember(f"{backend} {family}", device, result)
+        name = f"{backend} {family}"
+        known(device)[name] = result
+        if result.day:
+            _cache.append(device, "verified", [(name, *result)])
     return result
 
 

@@ -27,11 +27,9 @@ class _Finder:
 
             def load_and_register(module: ModuleType) -> None:
                 load(module)
-                # A second load finds none.
-                for finder in [f for f in sys.meta_path if isinstance(f, _Finder)]:
-                    if finder.name == self.name:
-                        sys.meta_path.remove(finder)
-                        finder.register(module)
+                if self in sys.meta_path:  # a second load does not register again
+                    sys.meta_path.remove(self)
+                    self.register(module)
 
             loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec

@@ -259,8 +259,7 @@ def linear(
 
 @cases(linear)
 def _linear_cases() -> Iterator[Case]:
-    layer = {"weight": counted(5, 4).half(), "bias": counted(5)}
-    yield Case("the example", {"x": counted(2, 3, 4), **layer, "activation": "relu"})
+    yield _example_layers(weight=4, bias=0)
 
 
 @op()
@@ -280,21 +279,18 @@ def mlp(
     derivative of the activation and the gradient of ``bias1`` come with it. The op is
     differentiable twice.
 
+    Dtypes, strides, autocast and errors are as for :func:`linear`.
+
     Args:
-        x: [*, k], also [k]; float16, bfloat16, float32 or float64, any strides.
-        weight1: [h, k], likewise.
-        bias1: [h], of any of these dtypes.
+        x: [*, k], also [k].
+        weight1: [h, k].
+        bias1: [h].
         weight2: [n, h].
         bias2: [n].
         activation: as for :func:`gemm`.
 
     Returns:
         A new tensor of shape [*, n], in the promoted dtype of ``x`` and the weights.
-
-    Under autocast operands are cast as in :func:`linear`.
-
-    Raises:
-        RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
     """
     hidden = linear.reference(x, weight1, bias1, activation=activation)
     return linear.reference(hidden, weight2, bias2)
@@ -302,9 +298,7 @@ def mlp(
 
 @cases(mlp)
 def _mlp_cases() -> Iterator[Case]:
-    first = {"weight1": counted(5, 4).half(), "bias1": counted(5)}
-    second = {"weight2": counted(5, 5).half(), "bias2": counted(5)}
-    yield Case("the example", {"x": counted(2, 3, 4), **first, **second, "activation": "relu"})
+    yield _example_layers(weight1=4, bias1=0, weight2=5, bias2=0)
 
 
 @op()
@@ -325,23 +319,18 @@ def gated_mlp(
     default. Forward keeps the two factors, the first as its pre-activation (for "relu", activated).
     Backward computes ``hidden`` again. The op is differentiable twice.
 
+    Dtypes, strides, autocast and errors are as for :func:`linear`.
+
     Args:
-        x: [*, k], also [k]; float16, bfloat16, float32 or float64, any strides.
-        gate_weight: [h, k], likewise.
-        gate_bias: [h], of any of these dtypes.
-        up_weight: [h, k].
-        up_bias: [h].
+        x: [*, k], also [k].
+        gate_weight, up_weight: [h, k].
+        gate_bias, up_bias: [h].
         down_weight: [n, h].
         down_bias: [n].
         activation: as for :func:`gemm`.
 
     Returns:
         A new tensor of shape [*, n], in the promoted dtype of ``x`` and the weights.
-
-    Under autocast operands are cast as in :func:`linear`.
-
-    Raises:
-        RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
     """
     gate = linear.reference(x, gate_weight, gate_bias, activation=activation)
     hidden = gate * linear.reference(x, up_weight, up_bias)
@@ -350,11 +339,9 @@ def gated_mlp(
 
 @cases(gated_mlp)
 def _gated_mlp_cases() -> Iterator[Case]:
-    gate = {"gate_weight": counted(5, 4).half(), "gate_bias": counted(5)}
-    up = {"up_weight": counted(5, 4).half(), "up_bias": counted(5)}
-    down = {"down_weight": counted(5, 5).half(), "down_bias": counted(5)}
-    arguments = {"x": counted(2, 3, 4), **gate, **up, **down, "activation": "relu"}
-    yield Case("the example", arguments)
+    yield _example_layers(
+        gate_weight=4, gate_bias=0, up_weight=4, up_bias=0, down_weight=5, down_bias=0
+    )
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------
@@ -406,6 +393,12 @@ def _result_type(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.d
 
 def _example_operands() -> dict[str, Any]:
     return {"a": counted(2, 3, 4), "b": counted(5, 4).half(), "trans_b": True}
+
+
+def _example_layers(**columns: int) -> Case:
+    """Return an example with weights of so many columns, and biases for 0."""
+    layers = {name: counted(5, n).half() if n else counted(5) for name, n in columns.items()}
+    return Case("the example", {"x": counted(2, 3, 4), **layers, "activation": "relu"})
 
 
 # ---- verification ------------------------------------------------------------------------------

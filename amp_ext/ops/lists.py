@@ -106,23 +106,25 @@ def _product(x: Tensor, factor: float) -> Tensor:
     return product if x.dtype == torch.float64 else product.float()
 
 
+def _call(grads: list[Tensor], inv_scale: float | None = None, **others: Any) -> dict[str, Any]:
+    """Return the arguments of a pass over gradients."""
+    scalars = {"inv_scale": tensor(inv_scale)} if inv_scale is not None else {}
+    return {"grads": grads, "found_inf": tensor(0.0), **scalars, **others}
+
+
 @cases(unscale_)
 def _unscale_cases() -> Iterator[Case]:
-    def call(grads: list[Tensor], inv_scale: float, **clip: Any) -> dict[str, Any]:
-        scalars = {"found_inf": tensor(0.0), "inv_scale": tensor(inv_scale)}
-        return {"grads": grads, **scalars, **clip}
-
-    yield Case("the example", call(_example_grads(), 0.5, norm=tensor(3.0), max_norm=2.0))
+    yield Case("the example", _call(_example_grads(), 0.5, norm=tensor(3.0), max_norm=2.0))
     grads = gradients(numbers(CHUNK + 3))
-    yield Case("a factor", call(grads, 0.3))
-    yield Case("products beyond the dtype", call(grads, 16.0))
-    yield Case("an infinity at the end", call(with_value(-INF, grads, 3, CHUNK + 2), 0.3))
-    yield Case("a NaN and a factor of 1", call(with_value(NAN, grads, 7, 36), 1.0))
+    yield Case("a factor", _call(grads, 0.3))
+    yield Case("products beyond the dtype", _call(grads, 16.0))
+    yield Case("an infinity at the end", _call(with_value(-INF, grads, 3, CHUNK + 2), 0.3))
+    yield Case("a NaN and a factor of 1", _call(with_value(NAN, grads, 7, 36), 1.0))
     for factor in (0.3, 1.0):
         clip = {"norm": tensor(5.0), "max_norm": 2.0}
-        yield Case(f"a factor of {factor}, and clipping", call(grads, factor, **clip))
-    yield Case("a norm that is not finite", call(grads, 0.3, norm=tensor(INF), max_norm=2.0))
-    yield Case("a long list", call(list(numbers(7001).float().split(5)), 0.3))
+        yield Case(f"a factor of {factor}, and clipping", _call(grads, factor, **clip))
+    yield Case("a norm that is not finite", _call(grads, 0.3, norm=tensor(INF), max_norm=2.0))
+    yield Case("a long list", _call(list(numbers(7001).float().split(5)), 0.3))
 
 
 def _example_grads() -> list[Tensor]:
@@ -145,22 +147,19 @@ def check_finite(grads: Sequence[Tensor], found_inf: Tensor) -> None:
 
 @cases(check_finite)
 def _check_finite_cases() -> Iterator[Case]:
-    def call(grads: list[Tensor]) -> dict[str, Any]:
-        return {"grads": grads, "found_inf": tensor(0.0)}
-
-    yield Case("the example", call([*_example_grads(), full(INF)]))
+    yield Case("the example", _call([*_example_grads(), full(INF)]))
     grads = gradients(numbers(CHUNK + 3))
-    yield Case("finite gradients", call(grads))
+    yield Case("finite gradients", _call(grads))
     values = itertools.cycle((INF, NAN, -INF))
     for i, grad in enumerate(grads):
         for position in {0, CHUNK - 1, CHUNK, grad.numel() - 1}:
             if 0 <= position < grad.numel():
                 value = next(values)
                 what = f"{value} in element {position} of {grad.dtype}"
-                yield Case(what, call([with_value(value, grads, i, position)[i]]))
+                yield Case(what, _call([with_value(value, grads, i, position)[i]]))
     long = numbers(7001).float()
     long[7000] = INF
-    yield Case("a long list", call(list(long.split(5))))
+    yield Case("a long list", _call(list(long.split(5))))
 
 
 # ---- grad_norm ---------------------------------------------------------------------------------
@@ -204,25 +203,18 @@ def grad_norm(
 
 @cases(grad_norm)
 def _grad_norm_cases() -> Iterator[Case]:
-    def call(
-        grads: list[Tensor], factor: float | None = None, each: bool = False
-    ) -> dict[str, Any]:
-        arguments = {"grads": grads, "found_inf": tensor(0.0)}
-        if factor is not None:
-            arguments["inv_scale"] = tensor(factor)
-        return {**arguments, "norms": full(0.0, len(grads))} if each else arguments
-
-    yield Case("the example", call(_example_grads(), 0.5, each=True))
+    yield Case("the example", _call(_example_grads(), 0.5, norms=full(0.0, 3)))
     # Float32 holds the sum of 32 squares exactly.
     grads = gradients(integers(CHUNK + 3, limit=511))
-    yield Case("the norm alone", call(grads))
-    yield Case("a factor, and the norm of each", call(grads, 0.5, each=True))
-    yield Case("an infinity", call(with_value(INF, grads, 3, CHUNK), 0.5, each=True))
-    yield Case("a NaN", call(with_value(NAN, grads, 0, 0), 0.5))
+    yield Case("the norm alone", _call(grads))
+    each = {"norms": full(0.0, len(grads))}
+    yield Case("a factor, and the norm of each", _call(grads, 0.5, **each))
+    yield Case("an infinity", _call(with_value(INF, grads, 3, CHUNK), 0.5, **each))
+    yield Case("a NaN", _call(with_value(NAN, grads, 0, 0), 0.5))
     several = list(integers(2003, limit=511).float().split(5))
-    yield Case("several tensors to a block", call(several, each=True))
-    yield Case("a norm beyond float32", call([full(3e38, 5)]))
-    yield Case("a long list", call(list(integers(7001, limit=511).float().split(5)), 0.5))
+    yield Case("several tensors to a block", _call(several, norms=full(0.0, len(several))))
+    yield Case("a norm beyond float32", _call([full(3e38, 5)]))
+    yield Case("a long list", _call(list(integers(7001, limit=511).float().split(5)), 0.5))
 
 
 # ---- cast_ -------------------------------------------------------------------------------------

@@ -348,19 +348,17 @@ def _sgd_cases() -> Iterator[Case]:
     arguments = {**_example(), **options, "dampening": 0.1, "momentum_buffers": _moments(0.5)}
     yield Case("the example", arguments)
     yield from _update_cases(options, has_squares=False)
-    sizes = (CHUNK + 3, 37, 0, 4)
-    plain = _update(options, False, sizes, momentum=0.0, dampening=0.0)
+    plain = _update({**options, "momentum": 0.0, "dampening": 0.0}, False)
     yield Case("without momentum", {**plain, "momentum_buffers": None, "steps": None})
-    yield Case("Nesterov's", _update(options, False, sizes, nesterov=True, dampening=0.0))
+    yield Case("Nesterov's", _update({**options, "nesterov": True, "dampening": 0.0}, False))
 
 
 def _update(
     options: dict[str, Any],
     has_squares: bool,
-    sizes: Sequence[int],
     dtypes: Sequence[torch.dtype] = (FP32,) * 4,
     shift: int = 0,
-    **changes: Any,
+    sizes: Sequence[int] = (CHUNK + 3, 37, 0, 4),
 ) -> dict[str, Any]:
     """Return arguments with dtypes of parameters, gradients, first and second moments."""
 
@@ -378,24 +376,21 @@ def _update(
     if param == FP32:
         lists |= {"copies": listed((FP16, BF16)[shift], 5)}
     steps = [tensor(float(i % 7)) for i in range(len(sizes))]
-    return {**lists, "steps": steps, "lr": 0.125, "weight_decay": 0.01, **options, **changes}
+    return {**lists, "steps": steps, "lr": 0.125, "weight_decay": 0.01, **options}
 
 
 def _update_cases(options: dict[str, Any], has_squares: bool) -> Iterator[Case]:
-    sizes = (CHUNK + 3, 37, 0, 4)
-
-    def update(*dtypes: Any, **changes: Any) -> dict[str, Any]:
-        return _update(options, has_squares, sizes, *dtypes, **changes)
-
-    yield Case("float32", update())
+    plain = _update(options, has_squares)
+    yield Case("float32", plain)
     for i, (dtype, grad) in enumerate(itertools.product((FP32, FP16, BF16), repeat=2)):
         moments = (DTYPES[i % 3], DTYPES[(i + 1) % 3])
+        mixed = _update(options, has_squares, (dtype, grad, *moments), i % 2)
         more = {"stochastic_rounding": i % 2 == 0, "inv_scale": tensor(0.5)}
-        what = f"{dtype} by {grad}, {moments[0]} and {moments[1]}"
-        yield Case(what, update((dtype, grad, *moments), i % 2, **more))
-    yield Case("a long list", _update(options, has_squares, [i % 5 for i in range(450)]))
+        yield Case(f"{dtype} by {grad}, {moments[0]} and {moments[1]}", {**mixed, **more})
+    long = _update(options, has_squares, sizes=[i % 5 for i in range(450)])
+    yield Case("a long list", long)
     for value in (1.0, NAN):
         skipped = {"found_inf": tensor(value), "norm": tensor(2.0), "max_norm": 1.0}
-        yield Case(f"an overflow, {value}", update(**skipped))
+        yield Case(f"an overflow, {value}", {**plain, **skipped})
     bad = {"found_inf": tensor(0.0), "norm": tensor(INF)}
-    yield Case("a norm that is not finite", update(**bad))
+    yield Case("a norm that is not finite", {**plain, **bad})

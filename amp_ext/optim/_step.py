@@ -253,9 +253,7 @@ class KernelStep(Optimizer):
     def _make_moment(self, name: str, param: Tensor) -> None:
         moment = self.state[param].get(name)
         if not isinstance(moment, Tensor):
-            moment = torch.zeros_like(
-                param, dtype=self._moment_dtype(name, param), memory_format=torch.preserve_format
-            )
+            moment = torch.zeros_like(param, dtype=self._moment_dtype(name, param))
         elif _is_alike(moment, param):
             moment = _laid_out_as(param, moment)
         self.state[param][name] = moment
@@ -363,7 +361,7 @@ def _master(param: Tensor, before: Tensor | None) -> Tensor:
 
     It keeps its memory, for captured graphs.
     """
-    weight = param.detach().to(torch.float32, memory_format=torch.preserve_format)
+    weight = param.detach().float()
     if before is None or not _is_alike(before, param) or before.device != param.device:
         return weight
     before = _laid_out_as(param, before).float()
@@ -372,7 +370,7 @@ def _master(param: Tensor, before: Tensor | None) -> Tensor:
 
 def _copy(param: Tensor, before: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return the copy of a parameter, in the memory that it had."""
-    new = torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    new = torch.empty_like(param, dtype=dtype)
     kept = before is not None and all(
         getattr(before, name) == getattr(new, name) for name in ("shape", "dtype", "device")
     )

@@ -16,22 +16,12 @@ HOST       all others, such as torch's    ``unscale_``,        optimizer.step() 
                                           or scaler.step()
 =========  =============================  ===================  =================================
 
-HOST also serves optimizers of :mod:`amp_ext.optim` whose step is overridden, wrapped or hooked, or
-whose scaler overrides ``unscale_``, ``_unscale_grads_`` or ``_maybe_opt_step``: other code sees
-unscaled gradients. Wrappers of torch's LR schedulers do not count; global step hooks do. With
+HOST also serves optimizers of :mod:`amp_ext.optim` if other code sees the gradients. With
 FOUND_INF, wrappers and hooks see scaled gradients and run in skipped steps, as under torch's
-scaler.
-
-``clip_grad_norm_`` leaves ``.grad`` scaled and unclipped for a step that unscales; after
-``unscale_``, unscaled and unclipped. With HOST it leaves ``.grad`` unscaled and clipped. Clips of
-parameters, other norm types and tensor subclasses other than DTensor rewrite ``.grad`` at once,
-whoever steps. A step with FOUND_INF leaves ``.grad`` unscaled and clipped, one with KERNELS leaves
-it as it was.
+scaler. docs/scaler.md says which methods write ``.grad``.
 
 The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(). It also
-waits where users read: ``step_was_skipped``, ``get_scale``, ``get_skipped_steps``, ``state_dict``,
-``overflow_report`` and ``error_if_nonfinite``, and in pickling and ``load_state_dict``. A process
-without gradients, among several, waits in each pass.
+waits where users read. A process without gradients, among several, waits in each pass.
 """
 
 from __future__ import annotations
@@ -109,14 +99,7 @@ class GradScaler(ScalerState):
             below ``min_scale``. ``hysteresis`` or ``max_consecutive_skips`` is not an integer from
             1 to 2**31 - 1. ``skip_above_norm`` is not positive.
 
-    It differs from torch where torch can fail silently:
-
-    * The scale does not decay to 0 (``min_scale``). The reciprocal of 0 makes zero gradients NaN.
-    * The scale grows once the tracker has reached the interval, also when the interval was lowered.
-    * An optimizer that takes ``found_inf`` gets exactly 0.0 or 1.0, also from several devices.
-    * Momentum buffers that a skipped first fused step leaves uninitialised are set to zero.
-    * float64 gradients are checked in float64 on every device.
-    * A product that overflows its gradient's dtype counts as an overflow of the step.
+    docs/scaler.md lists the differences from torch, where torch can fail silently.
     """
 
     def __init__(

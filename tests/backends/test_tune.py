@@ -32,7 +32,7 @@ UNMEASURED = "16-bit or FP32 operands on a CPU"
 def file(backend: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the path of the CPU's table, which does not exist; products use the table."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tune, "_known", {})
+    monkeypatch.setattr(tune, "_own", {})
     before = _C.gemm_mode()
     _C.set_gemm_mode("auto")
     _C.set_measured("cpu", [])
@@ -54,7 +54,12 @@ def noted(call: Callable[..., object], *arguments: object, **options: object) ->
 
 
 def entry(product: Any, backend: str, variant: int) -> Any:
-    return (str(product), product.key, backend, variant, "a test says so")
+    return (str(product), *product.key, backend, variant, "a test says so")
+
+
+def stored(file: Path) -> list[Any]:
+    """Return the lines of the table."""
+    return [json.loads(line) for line in file.read_text().splitlines() if line]
 
 
 def test_a_table_that_lies_is_corrected(file: Path) -> None:
@@ -76,7 +81,7 @@ def test_a_table_that_lies_is_corrected(file: Path) -> None:
     _C.set_measured("cpu", [])
     tune.load_table("cpu")
     assert _C.gemm_choice(a, b) == ("cpu", reason), "as a process finds it that starts now"
-    assert [e[3] for e in json.loads(file.read_text())["products"]] == [0, 2]
+    assert [e[-2] for e in stored(file)] == [2, 2, 0]
 
 
 def test_the_fastest_candidate_becomes_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,32 +220,31 @@ def test_a_chosen_backend_excludes_the_kernels_of_others(ptx: Ptx) -> None:
         assert _C.gemm_choice(a, b)[0] == measured
 
 
-def with_field(stored: dict[str, Any], field: int, value: Any) -> str:
-    """Return the table with one field of its first entry replaced."""
-    stored["products"][0][field] = value
-    return json.dumps(stored)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda stored: "",
-        lambda stored: json.dumps([stored]),
-        lambda stored: json.dumps({**stored, "identity": "another machine"}),
-        lambda stored: with_field(stored, 1, [1]),
-        lambda stored: with_field(stored, 3, "2"),
-        lambda stored: with_field(stored, 2, "hip"),
+        lambda line: [],
+        lambda line: line[:-1],
+        lambda line: {"product": line},
+        lambda line: ["verified", *line[1:]],
+        lambda line: [*line[:2], "1", *line[3:]],
+        lambda line: [*line[:-2], "2", line[-1]],
+        lambda line: [*line[:-3], "hip", *line[-2:]],
     ],
-    ids=["empty", "a list", "foreign", "key", "variant", "backend"],
+    ids=["empty", "short", "a dict", "another part", "key", "variant", "backend"],
 )
-def test_a_damaged_or_foreign_file_is_no_table(
-    damage: Callable[[dict[str, Any]], str], file: Path
-) -> None:
+def test_a_damaged_line_is_skipped(damage: Callable[[list[Any]], Any], file: Path) -> None:
     a, b = small_products()
     tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "cpu", 2)])
-    file.write_text(damage(json.loads(file.read_text())))
+    whole = file.read_text()
+    tune._own.clear()
+    file.write_text(json.dumps(damage(json.loads(whole))) + whole[:-9])  # and an unfinished line
     tune.load_table("cpu")
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
+    tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "cpu", 2)])
+    tune._own.clear()
+    tune.load_table("cpu")
+    assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
 
 
 def test_a_fifo_is_no_table(file: Path) -> None:
@@ -256,6 +260,7 @@ def test_a_fifo_is_no_table(file: Path) -> None:
     assert not is_blocked
     product = noted(ops.gemm, *small_products())
     tune.update_table("cpu", [entry(product, "cpu", 2)])
+    tune._own.clear()
     assert tuple(product.key) in tune.load_table("cpu")
 
 
@@ -283,9 +288,9 @@ def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.Monke
     def write(process: int) -> None:
         for i in range(40):
             key = [*product.key[:-1], 1000 * process + i]
-            tune.update_table("cpu", [("", key, "cpu", 2, "a test says so")])
+            tune.update_table("cpu", [("", *key, "cpu", 2, "a test says so")])
             if i % 4 == 0:
-                verify._remember(f"cpu {process} {i}", "cpu", verify.Result("", "today"))
+                _cache.append("cpu", "verified", [(f"cpu {process} {i}", "", "today")])
 
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=write, args=(i,)) for i in range(4)]
@@ -296,15 +301,6 @@ def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.Monke
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
     assert len(tune.load_table("cpu")) == 160
     assert len(verify.known("cpu")) == 40
-
-
-def test_a_lock_that_is_never_released_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped process may hold the lock; the measurement is still written."""
-    monkeypatch.setattr(_cache, "LOCK_SECONDS", 0.01)
-    product = noted(ops.gemm, *small_products())
-    with _cache._locked():
-        tune.update_table("cpu", [entry(product, "cpu", 2)])
-    assert len(tune.load_table("cpu")) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

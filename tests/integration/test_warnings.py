@@ -48,7 +48,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys.modules["amp_ext.tune"], "_right_candidates", broken)
     failed = {"none update_scale": verify.Result("out of registers", "")}
     monkeypatch.setattr(verify, "known", lambda device: failed)
-    monkeypatch.setattr(_cache, "update", lambda *_: True)
+    monkeypatch.setattr(_cache, "append", lambda *_: True)
     yield
     verify._warned.clear()
 

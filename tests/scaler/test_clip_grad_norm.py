@@ -354,6 +354,20 @@ def test_gradients_that_come_after_a_clip_of_parameters_are_unscaled(again: bool
     assert grads(optimizer)[0].tolist() == [4.0]
 
 
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_a_clip_of_parameters_skips_a_step_unscaled_before(is_finite: bool) -> None:
+    """A norm that is infinite or above the limit skips the steps of all optimizers in it."""
+    first, second = sgd(leaf([12.0, 16.0])), sgd(leaf([48.0]))
+    scaler = started(OURS, skip_above_norm=12.5)
+    if not is_finite:
+        grads(second)[0].fill_(math.inf)
+    scaler.unscale_(first)
+    norm = scaler.clip_grad_norm_([*params(first), *params(second)], 1.0)
+    assert norm.item() == (13.0 if is_finite else math.inf)
+    scaler.step(first)
+    assert params(first)[0].tolist() == [1.0, 1.0]
+
+
 def test_parameters_are_not_kept() -> None:
     scaler, param = started(OURS), torch.ones(1, requires_grad=True)
     optimizer = sgd(param)
