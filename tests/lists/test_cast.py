@@ -16,13 +16,12 @@ from cases import (
     LAYOUTS,
     OVERLAPPING,
     SIZES,
-    all_bit_patterns,
     assert_all_same,
     assert_same,
     bits,
     copies,
+    patterns,
     random,
-    random_bit_patterns,
     surroundings,
     unwritten,
     whole_and_view,
@@ -48,12 +47,6 @@ def check(executor: Executor, outputs: list[Tensor], inputs: list[Tensor]) -> No
     with unwritten(inputs):
         executor.ops.cast_(outputs, inputs)
     assert_all_same(map(surroundings, outputs), map(surroundings, expected))
-
-
-def patterns(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return every value of a 16-bit type, or random bits: all exponents, infinities, NaNs."""
-    made = all_bit_patterns(dtype) if dtype.itemsize == 2 else random_bit_patterns(70_001, dtype)
-    return made.to(device)
 
 
 def pair(
