@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from amp_ext import ops
+from amp_ext import ops, verify
 from amp_ext.ops import GEMM_OPS, LIST_OPS
 from amp_ext.ops._op import schema
 from cases import assert_all_same, whole_and_view
@@ -22,6 +22,14 @@ from reference import arguments
 def test_opcheck(executor: Executor, name: str) -> None:
     values = arguments(name, executor.device)
     torch.library.opcheck(getattr(torch.ops.amp_ext, name).default, (), values)
+
+
+@against_oracle
+@pytest.mark.parametrize("name", LIST_OPS)
+def test_cases(executor: Executor, name: str) -> None:
+    """The cases that verify a kernel before its first use hold on every executor."""
+    for case in getattr(ops, name).cases():
+        verify.compare(case._replace(op=name), executor.device)
 
 
 def test_schema_is_the_signature() -> None:

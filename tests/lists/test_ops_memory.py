@@ -158,19 +158,6 @@ def test_negated_view_is_accepted(place: Place) -> None:
         assert_same(result, oracle)
 
 
-def test_negated_gradient_with_holes() -> None:
-    """A negated gradient with holes, as the imaginary part of a conjugate, leaves the memory
-    between its elements unchanged.
-    """
-    whole = torch.complex(torch.full((5,), 3.0), torch.arange(5.0))
-    grad = whole.conj().imag
-    assert grad.is_neg()
-    assert grad.stride() == (2,)
-    ops.unscale_([grad], torch.zeros(()), torch.tensor(0.5))
-    assert grad.tolist() == [0, -0.5, -1, -1.5, -2]
-    assert whole.tolist() == [complex(3, i / 2) for i in range(5)]
-
-
 # ---- shared ------------------------------------------------------------------------------------
 
 COLUMNS = torch.zeros(8, 10)
@@ -285,17 +272,3 @@ def test_one_overlap_in_a_long_list(count: int, clusters: int) -> None:
         grads[second] = last.as_strided((1, 2), (2, 1))
         with pytest.raises(RuntimeError, match=rf"grads\[{first}\] and grads\[{second}\] overlap"):
             ops.unscale_(grads, found_inf, factor)
-
-
-def test_scaler_with_the_factor_in_a_gradient() -> None:
-    """A subclass that calls _unscale_grads_ may not place the factor in a gradient."""
-    memory = torch.ones(8)
-    leaf = torch.ones(3, requires_grad=True)
-    leaf.grad = memory[2:5]
-    optimizer = torch.optim.SGD([leaf], lr=1.0)
-    scaler = amp_ext.GradScaler("cpu")
-    for place in (2, 4):
-        overlap = pytest.raises(RuntimeError, match=r"grads\[0\] and inv_scale overlap")
-        with unwritten([memory]), overlap:
-            scaler._unscale_grads_(optimizer, memory[place], torch.zeros(()), False)
-    scaler._unscale_grads_(optimizer, memory[5], torch.zeros(()), False)
