@@ -1,12 +1,11 @@
-"""Check the executor's assumptions about a GPU, each alone: on itself, and on a GPU.
+"""Compare the executor, or a GPU, with what NVIDIA's manual says of single instructions.
 
     python tests/probe/run.py
     python tests/probe/run.py --device cuda
-    python tests/probe/run.py --probe wgmma_groups --device cuda
+    python tests/probe/run.py --device cuda --probe wgmma_groups
 
-The script compares each with NVIDIA's manual. On a GPU, one of compute capability 9.0, each probe
-has a process of its own and a time limit, because a wrong assumption may hang. The exit status is 1
-when a probe disagrees.
+On a GPU, one of compute capability 9.0, each probe has a process of its own and a time limit,
+because a wrong assumption may hang. The exit status is 1 when a probe disagrees.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ GPU_ALONE = ("mbarrier_bytes", "mbarrier_phases")
 
 It sleeps in try_wait until a phase ends, which a probe of an open phase asks for in vain.
 """
-ROW = "{:<19}{:<63}{:<10}{}"
-
 LIMIT = 20  # seconds for a process that uses the GPU, including torch's import
 PROCESSES = 8  # of these at a time
 
@@ -96,7 +93,6 @@ def addresses(tensors: Sequence[Tensor]) -> list[ctypes.c_void_p]:
 
 
 DEVICES = {"ptx": Ptx(), "cuda": Cuda()}
-say = partial(print, flush=True)  # also into a pipe, since the process may be ended
 
 
 def difference(got: Tensor, expected: Tensor) -> str:
@@ -146,43 +142,29 @@ def check_in_process(name: str) -> str:
     return " | ".join([f"{name}: exit status {done.returncode}", *done.stderr.splitlines()[-3:]])
 
 
-def result(fault: str | None) -> str:
-    return "none" if fault is None else "DIFFERS" if fault else "ok"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a line for each probe as soon as it is done, and then the disagreements."""
+def main() -> int:
+    """Print a line for each probe: ok, or its disagreement."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--probe", choices=PROBES, help="only this one, on --device")
-    parser.add_argument("--device", choices=DEVICES, help="only this one")
-    options = parser.parse_args(argv)
+    parser.add_argument("--probe", choices=PROBES, help="only this one, in this process")
+    parser.add_argument("--device", choices=DEVICES, default="ptx")
+    options = parser.parse_args()
+    device = DEVICES[options.device]
     if options.probe:
-        fault = check(options.probe, DEVICES[options.device or "ptx"])
+        fault = check(options.probe, device)
         print(fault or f"{options.probe}: ok")
         return int(bool(fault))
-
-    missing = {"ptx": build.missing(), "cuda": nvcc.missing()}
-    if options.device and missing[options.device]:
-        parser.error(missing[options.device])
-    executor, gpu = (not missing[n] and options.device in (None, n) for n in DEVICES)
-    say(f"executor: {'tests/cudasim' if executor else 'none, ' + missing['ptx']}")
-    say(f"GPU: {torch.cuda.get_device_name() if gpu else 'none, ' + missing['cuda']}")
-    say(ROW.format("probe", "assumes", "executor", "GPU"))
-    if gpu:
-        DEVICES["cuda"].library()  # built once, before the processes that load it
-    wrong, asked = [], 0
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        on_gpu = {name: pool.submit(check_in_process, name) for name in PROBES if gpu}
-        for name, probe in PROBES.items():
-            ptx = check(name, DEVICES["ptx"]) if executor and name not in GPU_ALONE else None
-            cuda = on_gpu[name].result() if gpu else None
-            say(ROW.format(name, probe.__doc__, result(ptx), result(cuda)))
-            wrong += [f"{of}, {fault}" for of, fault in (("executor", ptx), ("GPU", cuda)) if fault]
-            asked += (ptx is not None) + (cuda is not None)
-    for fault in wrong:
-        say(fault)
-    say(f"{asked - len(wrong)} of {asked} probes agree")
-    return int(bool(wrong))
+    if missing := {"ptx": build, "cuda": nvcc}[options.device].missing():
+        parser.error(missing)
+    device.library()  # built once, before the processes that load it
+    names = [name for name in PROBES if device is not DEVICES["ptx"] or name not in GPU_ALONE]
+    run = check_in_process if options.device == "cuda" else partial(check, device=device)
+    faults = 0
+    with ThreadPoolExecutor(PROCESSES if options.device == "cuda" else 1) as pool:
+        for name, fault in zip(names, pool.map(run, names), strict=True):
+            print(f"{name:<19}{PROBES[name].__doc__:<63}{fault or 'ok'}", flush=True)
+            faults += bool(fault)
+    print(f"{len(names) - faults} of {len(names)} probes agree")
+    return int(faults > 0)
 
 
 if __name__ == "__main__":
