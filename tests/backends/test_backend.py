@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 
 import pytest
@@ -43,22 +43,6 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends._C, "cuda_built", lambda: False)
 
 
-def as_if_built(choose: Callable[[str, str], str], op: str, device: str) -> str:
-    """Return the backend of a build that has the CUDA kernels."""
-    try:
-        return choose(op, device)
-    except RuntimeError:
-        return "cuda"
-
-
-@pytest.fixture
-def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(backends._C, "cuda_built", lambda: True)
-    choose = _C.choose
-    monkeypatch.setattr(backends._C, "choose", lambda op, device: as_if_built(choose, op, device))
-
-
 @pytest.fixture
 def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_triton, "triton_version", lambda: None)
@@ -82,17 +66,6 @@ def test_without_either_list_ops_are_refused(without_kernels: None, without_trit
     assert choice.name == "none"
     assert "pip install triton" in choice.reason
     assert "FORCE_CUDA=1 pip install" in choice.reason
-
-
-def test_cuda_kernels_come_first(with_kernels: None) -> None:
-    _C.set_gemm_mode("kernel")
-    amp_ext.set_backend(None)
-    assert backend_of("cuda") == "cuda"
-    amp_ext.set_backend("triton")
-    assert backend_of("cuda") == "triton"
-    amp_ext.set_backend("cuda")
-    assert backend_of("cuda") == "cuda"
-    assert amp_ext.get_backend() == "cuda"
 
 
 @pytest.mark.parametrize("interpreted", ["0", "true"])
