@@ -81,14 +81,6 @@ def test_patch_releases_of_one_build_fit(built_against: str, installed: str, fit
             check_build(built_against, installed)
 
 
-@pytest.mark.parametrize("missing", ["_build_info.py", "_C.*"])
-def test_module_that_is_not_built(package: Path, missing: str) -> None:
-    for file in package.glob(missing):
-        file.unlink()
-    message = import_error(package)
-    assert re.match(SENTENCE, message), message
-
-
 # ---- libraries ---------------------------------------------------------------------------------
 
 OTHER = """
@@ -156,14 +148,3 @@ def test_one_file_serves_all_versions_of_torch_and_python(library: Path) -> None
     needed = re.findall(r"NEEDED.*\[(.+?)\.so", dynamic.stdout)
     assert set(needed) <= {"libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64", "libcudart"}
     assert ("libcudart" in needed) == ("cuda" in library.name)
-
-
-@pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
-def test_cuda_tensor_given_to_a_cpu_only_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU-only module refuses CUDA tensors in the choice of a backend."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # its kernels take no CUDA tensors
-    amp_ext.set_backend(None)
-    with pytest.raises(RuntimeError, match=r"^amp_ext::cast_: amp_ext was built") as raised:
-        _C.choose("amp_ext::cast_", "cuda")
-    message = str(raised.value).partition(": ")[2]
-    assert re.match(SENTENCE, message), message
