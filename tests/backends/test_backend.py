@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -14,6 +11,7 @@ import pytest
 import torch
 
 import amp_ext
+import programs
 from amp_ext import _C, _triton
 from amp_ext import backend as backends
 from amp_ext.backend import backend_for
@@ -158,21 +156,11 @@ def test_tensors_outlive_a_launch_that_runs_other_threads(
         assert storage() is None, "it is freed after the launch"
 
 
-def imported(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", f"import amp_ext\n{program}"],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_environment_variable_chooses() -> None:
     """The variable chooses Triton, which is imported with its first kernel only."""
-    program = "import sys; from amp_ext import _C; print(amp_ext.get_backend(), "
-    program += "_C.choose('unscale_', 'cuda'), 'triton' in sys.modules)"
-    process = imported(program, AMP_EXT_BACKEND="triton", TRITON_INTERPRET="0")
+    program = "import sys, amp_ext; print(amp_ext.get_backend(), "
+    program += "amp_ext._C.choose('unscale_', 'cuda'), 'triton' in sys.modules)"
+    process = programs.run("-c", program, AMP_EXT_BACKEND="triton", TRITON_INTERPRET="0")
     assert (process.stdout, process.stderr) == ("triton triton False\n", "")
 
 
@@ -184,7 +172,7 @@ def test_environment_variable_chooses() -> None:
     ],
 )
 def test_wrong_environment_variable_fails_the_import(variable: str, value: str, words: str) -> None:
-    process = imported("", **{variable: value})
+    process = programs.run("-c", "import amp_ext", **{variable: value})
     assert process.returncode == 1
     assert process.stderr.splitlines()[-1].startswith(f"ImportError: {words}")
 

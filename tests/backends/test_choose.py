@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+import programs
 from amp_ext import _C, ops
 from fake_cuda.recorder import is_running
 from ptx_backend.backend import Ptx
@@ -43,9 +41,7 @@ def test_fewer_instructions_are_asked_for() -> None:
     """ATEN_CPU_CAPABILITY also turns off the instructions for 16-bit products."""
     code = "import torch; from amp_ext import _C; "
     code += "print(any(map(_C.multiplies, (torch.half, torch.bfloat16))))"
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
-    command = [sys.executable, "-c", code]
-    assert subprocess.check_output(command, env=environment, text=True) == "False\n"
+    assert programs.output(code, ATEN_CPU_CAPABILITY="avx2") == "False\n"
 
 
 @pytest.mark.ptx
@@ -90,11 +86,8 @@ grad, one = torch.full((9,), 4.0, device="cuda"), torch.ones((), device="cuda")
 amp_ext.ops.unscale_([grad], one * 0, one / 4)
 print(amp_ext._C.choose("amp_ext", "cuda"), grad.sum().item())
 """
-    environment = {**os.environ, "FAKE_CUDA_CAPABILITY": capability}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == [aligned, other, "cuda", "9.0"]
+    said = programs.output(code, FAKE_CUDA_CAPABILITY=capability)
+    assert said.split() == [aligned, other, "cuda", "9.0"]
 
 
 @pytest.mark.ptx

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import amp_ext
+import programs
 from amp_ext import _C, _cache, ops, verify
 from ptx_backend.backend import Ptx, Schedule
 
@@ -326,16 +326,9 @@ def test_regions_do_not_nest_and_errors_leave_them() -> None:
 
 def run(*command: str, status: int = 0) -> str:
     """Run a process that computes products by the table, without Triton; return its output."""
-    package = str(Path(amp_ext.__file__).parents[1])
-    without_triton = {"AMP_EXT_BACKEND": "cuda" if HAS_CUDA else "cpu"}
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "AMP_EXT_GEMM": "auto", "PYTHONPATH": package} | without_triton,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    variables = {"AMP_EXT_GEMM": "auto", "AMP_EXT_BACKEND": "cuda" if HAS_CUDA else "cpu"}
+    variables["PYTHONPATH"] = str(Path(amp_ext.__file__).parents[1])
+    done = programs.run(*command, **variables)
     assert (done.returncode, done.stderr) == (status, ""), done.stderr
     return done.stdout
 

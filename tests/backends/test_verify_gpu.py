@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import programs
 from fake_cuda.recorder import is_running
 from ptx_backend import build
 
@@ -17,16 +15,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def run(code: str, cache: Path, **variables: str) -> str:
-    """Run a program with the records in a folder; return its output."""
-    variables = {"AMP_EXT_VERIFY": "1", "XDG_CACHE_HOME": str(cache), **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", f"if True:\n{code}"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **variables},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """Return the output of a program with the records in a folder."""
+    return programs.output(code, AMP_EXT_VERIFY="1", XDG_CACHE_HOME=str(cache), **variables)
 
 
 @pytest.fixture(scope="module")

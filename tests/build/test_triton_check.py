@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+import programs
 from amp_ext import _triton
 from sass import Kernel, Kernels, read_sass, read_usage
 from triton_check import SHARED_LIMITS, crowding, faults, missing, order_faults
@@ -132,9 +131,6 @@ for variant in list_variants():
             keys.add(str(key))
     print(variant.name, len(keys))
 """
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    said = subprocess.check_output(
-        [sys.executable, "-c", program], cwd=Path(__file__).parent, env=environment, text=True
-    )
+    said = programs.output(program, TRITON_INTERPRET="0", PYTHONPATH=os.pathsep.join(sys.path))
     assert len(said.splitlines()) >= 8
     assert [line for line in said.splitlines() if not line.endswith(" 1")] == []
