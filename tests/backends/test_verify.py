@@ -49,11 +49,15 @@ def load(ptx: Ptx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a library whose unscale_ never reports an overflow."""
+    """Return a library whose unscale_ never reports an overflow, and that transposes b."""
     if reason := build.missing():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("broken")
-    return build.edited(ARCHITECTURE, folder, {"lists_unscale": (r"^.*\batom\..*$", "")})
+    edits = {
+        "lists_unscale": (r"^.*\batom\..*$", ""),
+        "sm80_gemm_f16": (r"(ldmatrix\S*)\.trans\b", r"\1"),
+    }
+    return build.edited(ARCHITECTURE, folder, edits)
 
 
 def update_scale() -> Tensor:
@@ -205,9 +209,10 @@ def test_the_reference_runs_in_place_of_a_wrong_kernel(
 
     assert doctor.main() == 1
     said = capsys.readouterr().out
-    assert said.count("FAIL  ") == 1
+    assert said.count("FAIL  ") == 2
     assert "  FAIL  ptx kernels of unscale on cpu: unscale_, " in said
-    assert said.count("  ok    ptx kernels of ") == len(FAMILIES_OF_SM80) - 1
+    assert "  FAIL  ptx kernels of gemm_sm80_f16 on cpu: gemm, " in said
+    assert said.count("  ok    ptx kernels of ") == len(FAMILIES_OF_SM80) - 2
 
 
 ALIGNED, UNALIGNED = torch.ones(64, 72).half()[:, :64], torch.ones(64, 65).half()[:, 1:]

@@ -123,17 +123,6 @@ def test_a_provider_that_fails_or_is_wrong_leaves_the_others_their_ratios() -> N
     ]
 
 
-def test_the_mean_is_geometric_over_the_counted_cases() -> None:
-    base = {"limit": False, "counted": True, "provider": "cpu"}
-    records = [
-        {**base, "case": "a", "ratio": 8.0},
-        {**base, "case": "b", "ratio": 2.0},
-        {**base, "case": "c", "ratio": 0.01, "counted": False},
-        {**base, "case": "d", "ratio": None},
-    ]
-    assert table.means(records) == [("geometric mean of 2 of 3 ratios", "cpu", "4.00")]
-
-
 # ---- timing ------------------------------------------------------------------------------------
 
 

@@ -129,14 +129,6 @@ def test_empty_tensors_anywhere(executor: Executor) -> None:
 # ---- tensors of torch --------------------------------------------------------------------------
 
 
-def test_tensors_that_torch_materialises() -> None:
-    """A cast takes tensors without materialised values: negative views and zero tensors."""
-    sources = [torch._neg_view(torch.ones(3)), torch._efficientzerotensor(3)]
-    outputs = [torch.full((3,), 7.0, dtype=FP16) for _ in sources]
-    ops.cast_(outputs, sources)
-    assert [output.tolist() for output in outputs] == [3 * [-1.0], 3 * [0.0]]
-
-
 def test_inference_tensors() -> None:
     """Inference tensors, without a version counter, are written out of inference mode."""
     with torch.inference_mode():

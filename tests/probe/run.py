@@ -33,11 +33,6 @@ from ptx_backend.build import BUILD, CSRC, Unit
 PROBES: dict[str, Callable[[], Iterator[Case]]] = {
     probe.__name__: probe for probe in (*blocks.PROBES, *tiles.PROBES)
 }
-GPU_ALONE = ("mbarrier_bytes", "mbarrier_phases")
-"""Probes that the executor cannot answer.
-
-It sleeps in try_wait until a phase ends, which a probe of an open phase asks for in vain.
-"""
 LIMIT = 20  # seconds for a process that uses the GPU, including torch's import
 PROCESSES = 8  # of these at a time
 
@@ -156,14 +151,13 @@ def main() -> int:
     if missing := {"ptx": build, "cuda": nvcc}[options.device].missing():
         parser.error(missing)
     device.library()  # built once, before the processes that load it
-    names = [name for name in PROBES if device is not DEVICES["ptx"] or name not in GPU_ALONE]
     run = check_in_process if options.device == "cuda" else partial(check, device=device)
     faults = 0
     with ThreadPoolExecutor(PROCESSES if options.device == "cuda" else 1) as pool:
-        for name, fault in zip(names, pool.map(run, names), strict=True):
+        for name, fault in zip(PROBES, pool.map(run, PROBES), strict=True):
             print(f"{name:<19}{PROBES[name].__doc__:<63}{fault or 'ok'}", flush=True)
             faults += bool(fault)
-    print(f"{len(names) - faults} of {len(names)} probes agree")
+    print(f"{len(PROBES) - faults} of {len(PROBES)} probes agree")
     return int(faults > 0)
 
 

@@ -21,7 +21,7 @@ on_executor = pytest.mark.skipif(bool(build.missing()), reason=build.missing())
 
 @on_executor
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", [name for name in probe.PROBES if name not in probe.GPU_ALONE])
+@pytest.mark.parametrize("name", probe.PROBES)
 def test_executor_agrees(name: str, seed: int) -> None:
     assert probe.check(name, PTX, seed) == ""
 
