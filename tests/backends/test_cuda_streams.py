@@ -7,18 +7,15 @@ varies the order of operations as a GPU may.
 from __future__ import annotations
 
 import gc
-import math
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import amp_ext.optim
 from amp_ext import ops
 from executors import EXECUTORS
 
@@ -228,47 +225,3 @@ def test_thread_during_a_capture(device: str, ends: bool) -> None:
     graph.replay()
     grads.check(1)
     others.check(1)
-
-
-@on_cuda
-@pytest.mark.parametrize("eager_too", [False, True], ids=["replays", "replays and eager steps"])
-@pytest.mark.parametrize("package", [torch.optim, amp_ext.optim], ids=["torch", "amp_ext"])
-def test_graph_of_a_training_step(device: str, package: Any, eager_too: bool) -> None:
-    """Replays of a training step train like eager steps, also in turn with them."""
-
-    def train(is_replayed: Callable[[int], bool]) -> tuple[list[Tensor], list[Any]]:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(16, 8).to(device)
-        options = {"lr": 0.01, "fused": True, "capturable": True}
-        optimizer = package.Adam(model.parameters(), **options)
-        scaler = amp_ext.GradScaler("cuda", init_scale=64.0, growth_interval=2)
-        good = torch.randn(4, 16).to(device)
-        x = good.clone()
-
-        def step() -> None:
-            optimizer.zero_grad(set_to_none=False)
-            scaler.scale(model(x).square().mean()).backward()
-            scaler.clip_grad_norm_(optimizer, 0.5)
-            scaler.step(optimizer)
-            scaler.update()
-
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = captured(step) if is_replayed(0) else None
-        seen = []
-        for index in range(6):
-            x.copy_(good * math.inf if index in (2, 3) else good)
-            graph.replay() if graph and is_replayed(index) else step()
-            seen.append((scaler.step_was_skipped, scaler.get_scale()))
-        return [p.detach().cpu() for p in model.parameters()], [*seen, scaler.get_skipped_steps()]
-
-    eager, seen = train(lambda index: False)
-    replayed, replays_seen = train(lambda index: not (eager_too and index % 2))
-    assert replays_seen == seen
-    assert [skipped for skipped, _ in seen[:6]] == [index in (2, 3) for index in range(6)]
-    for ours, theirs in zip(replayed, eager, strict=True):
-        assert ours.equal(theirs)

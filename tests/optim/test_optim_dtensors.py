@@ -224,28 +224,6 @@ def left_to_torch(world: int, folder: Path) -> None:
     assert_same_bits(everything(optimizer, local), before)
 
 
-@CASES.add
-def error_on_one_rank(world: int, folder: Path) -> None:
-    """It changes nothing there, and keeps no other rank waiting."""
-    ours, same = pair(world)
-    train_both(ours, same, range(1))
-    params, wholes = (optimizer.param_groups[0]["params"] for optimizer in (ours, same))
-    set_grads(params, wholes, 1)
-    before = everything(ours, local)
-    good = local(params[4].grad).clone()
-    if distributed.get_rank() == 1:
-        memory = local(params[4].grad).untyped_storage()
-        memory.resize_(0)
-        with pytest.raises(RuntimeError, match=r"grads\[4\] needs a storage of 28 bytes"):
-            ours.step()
-        assert_same_bits(everything(ours, local), before)
-        memory.resize_(28)
-        local(params[4].grad).copy_(good)
-    ours.step()
-    same.step()
-    assert_same_wholes(ours, same)
-
-
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
