@@ -75,31 +75,21 @@ def allowing(mode: int, body: Callable[[], int]) -> Callable[[], int]:
 
 @dataclass
 class Capture:
-    """The state of a capture: afterwards its error and its graph."""
+    """The error of a capture, once it has ended."""
 
-    stream: torch.cuda.Stream
     error: int = -1
-    executable: ctypes.c_void_p | None = None
-
-    def replay(self, stream: torch.cuda.Stream) -> None:
-        assert call("cudaGraphLaunch", self.executable, stream_of(stream)) == SUCCESS
 
 
 @contextmanager
-def capture(mode: int = GLOBAL) -> Iterator[Capture]:
-    captured, graph = Capture(torch.cuda.Stream()), ctypes.c_void_p()
+def capture(mode: int) -> Iterator[Capture]:
+    captured, stream, graph = Capture(), torch.cuda.Stream(), ctypes.c_void_p()
     torch.cuda.synchronize()
-    stream = stream_of(captured.stream)
-    assert call("cudaStreamBeginCapture", stream, mode) == SUCCESS
+    assert call("cudaStreamBeginCapture", stream_of(stream), mode) == SUCCESS
     try:
         yield captured
     finally:
-        captured.error = call("cudaStreamEndCapture", stream, ctypes.byref(graph))
+        captured.error = call("cudaStreamEndCapture", stream_of(stream), ctypes.byref(graph))
         if captured.error == SUCCESS:
-            captured.executable = ctypes.c_void_p()
-            executable = ctypes.byref(captured.executable)
-            flags = ctypes.c_ulonglong(0)
-            assert call("cudaGraphInstantiateWithFlags", executable, graph, flags) == SUCCESS
             call("cudaGraphDestroy", graph)
 
 
@@ -154,20 +144,6 @@ def test_unsafe_call_ends_a_global_capture(
         error = in_a_thread(body) if in_thread else body()
     expected = (UNSUPPORTED, INVALIDATED) if ends else (SUCCESS, SUCCESS)
     assert (error, captured.error) == expected
-
-
-# ---- graphs ------------------------------------------------------------------------------------
-
-
-def test_graph_reads_pinned_memory_when_it_is_replayed() -> None:
-    x, pinned = on_device(SMALL), torch.ones(SMALL).pin_memory()
-    with capture() as captured:
-        stream = stream_of(captured.stream)
-        call("cudaMemcpyAsync", address(x), address(pinned), size(4 * SMALL), 1, stream)
-    pinned.fill_(2)
-    captured.replay(captured.stream)
-    torch.cuda.synchronize()
-    assert x.eq(2).all()
 
 
 # ---- copies and events -------------------------------------------------------------------------
