@@ -1,4 +1,4 @@
-"""Compare the executor, or a GPU, with what NVIDIA's manual says of single instructions.
+"""Compare the executor, or a GPU, with NVIDIA's manual of single instructions.
 
     python tests/probe/run.py
     python tests/probe/run.py --device cuda
