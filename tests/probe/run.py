@@ -2,21 +2,18 @@
 
     python tests/probe/run.py
     python tests/probe/run.py --device cuda
-    python tests/probe/run.py --device cuda --probe wgmma_groups
 
-On a GPU, one of compute capability 9.0, each probe has a process of its own and a time limit,
-because a wrong assumption may hang. The exit status is 1 when a probe disagrees.
+The GPU has compute capability 9.0. A wrong assumption may hang, or end the use of the GPU: the
+first line that is not "ok" names it. The exit status is 1 when a probe disagrees.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -33,8 +30,6 @@ from ptx_backend.build import BUILD, CSRC, Unit
 PROBES: dict[str, Callable[[], Iterator[Case]]] = {
     probe.__name__: probe for probe in (*blocks.PROBES, *tiles.PROBES)
 }
-LIMIT = 20  # seconds for a process that uses the GPU, including torch's import
-PROCESSES = 8  # of these at a time
 
 
 class Ptx:
@@ -122,43 +117,19 @@ def check(name: str, device: Ptx | Cuda, seed: int = 0) -> str:
     return ""
 
 
-def check_in_process(name: str) -> str:
-    """Return the same for the GPU, from a process that can be ended."""
-    command = [sys.executable, __file__, "--probe", name, "--device", "cuda"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return f"{name}: no end within {LIMIT} s"
-    if done.returncode == 0:
-        return ""
-    lines = done.stdout.splitlines()
-    if lines and lines[-1].startswith(name):
-        return lines[-1]
-    return " | ".join([f"{name}: exit status {done.returncode}", *done.stderr.splitlines()[-3:]])
-
-
 def main() -> int:
     """Print a line for each probe: ok, or its disagreement."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--probe", choices=PROBES, help="only this one, in this process")
     parser.add_argument("--device", choices=DEVICES, default="ptx")
-    options = parser.parse_args()
-    device = DEVICES[options.device]
-    if options.probe:
-        fault = check(options.probe, device)
-        print(fault or f"{options.probe}: ok")
-        return int(bool(fault))
-    if missing := {"ptx": build, "cuda": nvcc}[options.device].missing():
+    name = parser.parse_args().device
+    if missing := {"ptx": build, "cuda": nvcc}[name].missing():
         parser.error(missing)
-    device.library()  # built once, before the processes that load it
-    run = check_in_process if options.device == "cuda" else partial(check, device=device)
-    faults = 0
-    with ThreadPoolExecutor(PROCESSES if options.device == "cuda" else 1) as pool:
-        for name, fault in zip(PROBES, pool.map(run, PROBES), strict=True):
-            print(f"{name:<19}{PROBES[name].__doc__:<63}{fault or 'ok'}", flush=True)
-            faults += bool(fault)
-    print(f"{len(PROBES) - faults} of {len(PROBES)} probes agree")
-    return int(faults > 0)
+    faults = []
+    for probe, cases in PROBES.items():
+        print(f"{probe:<19}{cases.__doc__:<63}", end="", flush=True)
+        faults.append(check(probe, DEVICES[name]))
+        print(faults[-1] or "ok", flush=True)
+    return int(any(faults))
 
 
 if __name__ == "__main__":
