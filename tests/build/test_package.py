@@ -66,15 +66,6 @@ def test_arch_list_names_a_bad_entry() -> None:
             setup.parse_arch_list(f"8.0;{text}", KNOWN)
 
 
-def test_gencode_flags() -> None:
-    assert setup.gencode_flags(["8.0+PTX", "9.0a", "12.0"]) == [
-        "-gencode=arch=compute_80,code=sm_80",
-        "-gencode=arch=compute_80,code=compute_80",
-        "-gencode=arch=compute_90a,code=sm_90a",
-        "-gencode=arch=compute_120,code=sm_120",
-    ]
-
-
 @pytest.mark.parametrize(
     ("folder", "arches", "expected"),
     [
