@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import amp_ext
-from amp_ext import _C
 from amp_ext._library import LIBRARIES, check_build
 
 # One sentence, without a stop inside, that ends with a command.
