@@ -107,8 +107,10 @@ class Product {
     GemmResults results;
     if (backend && is_computed_by(*backend, results)) return results;
     results = library_gemm(args_, tensors_);
-    if (!adds_to_out(args_)) results.out = results.out.view(sizes_);
-    if (results.aux.defined()) results.aux = results.aux.view(sizes_);
+    if (adds_to_out(args_)) return results;
+    for (at::Tensor* const result : {&results.out, &results.aux}) {
+      if (result->defined() && result->sizes() != sizes_) *result = result->view(sizes_);
+    }
     return results;
   }
 

@@ -20,6 +20,8 @@
 #include <ATen/ops/threshold_backward.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <array>
+
 #include "checks/tensors.h"
 #include "gemm/gemm.h"
 
@@ -38,7 +40,10 @@ struct Operands {
   Operands(const GemmArgs& g, const GemmTensors& t) {
     const auto matrices = [&](const at::Tensor& tensor, const MatrixRef& x, int64_t rows,
                               int64_t columns, int64_t count) {
-      if (count == 1) return tensor.as_strided({rows, columns}, {x.row_stride, x.column_stride});
+      const std::array sizes{rows, columns}, strides{x.row_stride, x.column_stride};
+      const bool is_one = count == 1;
+      if (is_one && tensor.sizes() == sizes && tensor.strides() == strides) return tensor;
+      if (is_one) return tensor.as_strided(sizes, strides);
       return tensor.as_strided({count, rows, columns},
                                {x.batch_stride, x.row_stride, x.column_stride});
     };
