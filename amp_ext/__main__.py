@@ -25,8 +25,7 @@ Check = tuple[str, Callable[[], None]]
 def main() -> int:
     print_versions()
     try:
-        for module in ("_library", "backend"):
-            importlib.import_module(f"amp_ext.{module}")
+        importlib.import_module("amp_ext.backend")
     except ImportError as error:
         print(f"\nFAIL  {error}")
         return 1
