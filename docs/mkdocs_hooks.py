@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = {"index.md": "README.md", "README.zh.md": "README.zh.md"}
+README = "index.md"
 LINK = re.compile(r"(!?)\[([^\[\]]*)\]\((?!https?:)([^()#\s]+)(#[^()\s]*)?\)")
 
 
@@ -23,8 +23,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add README, the pages of the API, and the plots that pages show."""
-    for name in READMES:
-        files.append(File.generated(config, name, content=(ROOT / READMES[name]).read_text()))
+    files.append(File.generated(config, README, content=(ROOT / "README.md").read_text()))
     for module in public_modules():
         text = f"# {module}\n\n::: {module}\n    options:\n      show_root_heading: false\n"
         files.append(File.generated(config, f"api/{module}.md", content=text))
@@ -59,19 +58,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     Raises:
         PluginError: the repository has no such file.
     """
-    folder = "" if page.file.src_uri in READMES else "docs"
+    uri = page.file.src_uri
+    folder = "" if uri == README else posixpath.join("docs", posixpath.dirname(uri))
 
     def resolved(link: re.Match[str]) -> str:
         image, text, path, anchor = link.groups()
         target = posixpath.normpath(posixpath.join(folder, path))
         if not (ROOT / target).exists():
-            raise PluginError(f"{page.file.src_uri}: no {target} in the repository")
+            raise PluginError(f"{uri}: no {target} in the repository")
         target = "index.md" if target == "README.md" else target.removeprefix("docs/")
         if files.get_file_from_path(target) is None:
             return text
+        target = posixpath.relpath(target, posixpath.dirname(uri) or ".")
         return f"{image}[{text}]({target}{anchor or ''})"
 
-    if page.file.src_uri.startswith("api/"):
+    if uri.startswith("api/"):
         return markdown
     return LINK.sub(resolved, markdown)
 

@@ -32,29 +32,56 @@ def state() -> tuple[Any, ...]:
     )
 
 
-REGIONS: dict[str, Callable[[Any], Any]] = {
+Region = Callable[..., Any]
+REGIONS: dict[str, Callable[[Region], Any]] = {
     "default": lambda region: region("cpu"),
     "fp16": lambda region: region("cpu", torch.float16),
     "keywords": lambda region: region(device_type="cpu", dtype=torch.bfloat16, cache_enabled=False),
     "disabled": lambda region: region("cpu", enabled=False),
 }
+OURS, TORCHS = amp_ext.autocast, torch.autocast
+FP16 = {"device_type": "cpu", "dtype": torch.float16}
+
+
+def routed() -> bool:
+    """Whether a product is, here and now."""
+    with Seen() as seen:
+        x @ square
+    return seen.gemms == 1
 
 
 @pytest.mark.parametrize("inner", REGIONS)
 @pytest.mark.parametrize("outer", REGIONS)
-def test_nesting(outer: str, inner: str) -> None:
-    """Nested regions have the same states as nested regions of torch."""
+@pytest.mark.parametrize(
+    "kinds",
+    [(OURS, OURS), (TORCHS, OURS), (OURS, TORCHS)],
+    ids=["ours", "ours in torch's", "torch's in ours"],
+)
+def test_nesting(kinds: tuple[Region, Region], outer: str, inner: str) -> None:
+    """Nested regions have the states of torch's, each time that the program enters them.
 
-    def states(region: Any) -> list[Any]:
-        seen = [state()]
-        with REGIONS[outer](region):
-            seen.append(state())
-            with REGIONS[inner](region):
-                seen.append(state())
-            seen.append(state())
-        return [*seen, state()]
+    Enabled regions of amp_ext route products, and so do regions of torch within them.
+    """
 
-    assert states(amp_ext.autocast) == states(torch.autocast)
+    def seen(*regions: Any) -> list[Any]:
+        found = [(state(), routed())]
+        for _ in range(2):
+            with regions[0]:
+                found.append((state(), routed()))
+                with regions[1]:
+                    found.append((state(), routed()))
+                found.append((state(), routed()))
+            found.append((state(), routed()))
+        return found
+
+    names = outer, inner
+    ours = seen(*(REGIONS[name](kind) for name, kind in zip(names, kinds, strict=True)))
+    theirs = seen(*(REGIONS[name](TORCHS) for name in names))
+    if kinds[1] is OURS:  # a region of torch does not reset the mark of ours
+        assert [state for state, _ in ours] == [state for state, _ in theirs]
+    is_ours = kinds[0] is OURS and outer != "disabled"
+    within = inner != "disabled" and (kinds[1] is OURS or is_ours)
+    assert [routes for _, routes in ours] == [False, *2 * [is_ours, within, is_ours, False]]
 
 
 def test_decorates_functions_and_methods() -> None:
@@ -118,60 +145,6 @@ def test_custom_functions_are_routed_forward_and_backward() -> None:
     assert counts == [(1, 1), (0, 0)]
 
 
-FP16 = {"device_type": "cpu", "dtype": torch.float16}
-
-
-def routed() -> bool:
-    """Whether a product is, here and now."""
-    with Seen() as seen:
-        x @ square
-    return seen.gemms == 1
-
-
-def test_what_is_routed_where() -> None:
-    """Regions of amp_ext route products, and so do regions of torch within them."""
-    ours, theirs = amp_ext.autocast, torch.autocast
-    seen = [routed()]
-    with ours(**FP16):
-        seen.append(routed())
-        with ours(**FP16):
-            seen.append(routed())
-        seen.append(routed())
-        with theirs(**FP16):  # such as a library's
-            seen.append(routed())
-    assert seen == [False, True, True, True, True]
-
-    seen = []
-    with theirs(**FP16):
-        seen.append(routed())
-        with ours(**FP16):
-            seen.append(routed())
-        seen.append(routed())
-    assert seen == [False, True, False]
-    assert not routed()
-
-
-@pytest.mark.parametrize("region", [amp_ext.autocast, torch.autocast], ids=["amp_ext", "torch"])
-def test_a_disabled_region_within_routes_nothing(region: Any) -> None:
-    """A disabled region within a region of amp_ext routes nothing."""
-    with amp_ext.autocast(**FP16):
-        with region("cpu", enabled=False):
-            assert not routed()
-            assert (x @ square).dtype == torch.float32
-            with amp_ext.autocast(**FP16):
-                assert routed()
-        assert routed()
-
-
-def test_a_region_can_be_entered_again() -> None:
-    """A region routes each time the program enters it."""
-    region = amp_ext.autocast(**FP16)
-    for _ in range(3):
-        with region:
-            assert routed()
-        assert not routed()
-
-
 def test_nothing_is_routed_after_an_exception() -> None:
     """An exception leaves the region."""
 
@@ -202,6 +175,17 @@ def test_a_decorator_enters_a_region_of_its_class() -> None:
     decorated = Counted(**FP16)(routed)
     assert decorated() and decorated()
     assert Counted.entered == 2
+
+
+def test_a_decorated_function_may_call_itself() -> None:
+    """Each call of a decorated function has a region of its own."""
+
+    @amp_ext.autocast(**FP16)
+    def calls(depth: int) -> list[bool]:
+        return [routed(), *(calls(depth - 1) if depth else []), routed()]
+
+    assert calls(2) == 6 * [True]
+    assert not routed() and not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ import amp_ext
 from autocast_cases import LOW, Seen
 
 FP16, BF16 = LOW
-every_dtype = pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])
 
 # Products of an input [2, 4] with a weight [4, 4] ...
 LEAF_USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -56,67 +56,94 @@ def weight() -> Tensor:
     return whole(4, 4).requires_grad_()
 
 
-@pytest.mark.parametrize("grad", [True, False])
-@every_dtype
-@every_leaf_use
-def test_cast_once(x: Tensor, weight: Tensor, dtype: torch.dtype, use: Any, grad: bool) -> None:
-    low, expected = x.to(dtype), use(x, weight).to(dtype)
-    with torch.set_grad_enabled(grad), amp_ext.autocast("cpu", dtype=dtype), Seen() as seen:
-        for _ in range(3):
-            assert use(low, weight).equal(expected)
-    assert (seen.gemms, seen.casts) == (3, 1)
+UPDATES: list[Callable[[Tensor], object]] = [
+    lambda w: w.neg_(),
+    lambda w: w.t()[1].add_(1),
+    lambda w: w.detach().add_(1),
+    lambda w: torch._foreach_add_([w], 1.0),
+    lambda w: setattr(w, "data", w.data + 1),
+]
 
 
-@every_use
-def test_grad_mode_may_change(x: Tensor, weight: Tensor, use: Any) -> None:
-    low = x.half()
-    with amp_ext.autocast("cpu", dtype=FP16):
-        for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad, torch.no_grad):
-            with mode():
-                assert use(low, weight).requires_grad == torch.is_grad_enabled()
-        use(low, weight).sum().backward()
-    actual, weight.grad = weight.grad, None
-    use(x, weight).sum().backward()
-    assert actual.equal(weight.grad)
+class Program:
+    """A program of one weight, and the copies that the cache should keep of it.
+
+    Attributes:
+        updates: the number of updates of the weight.
+        kept: the number of updates before the kept copy was made, by the copy's dtype.
+        regions: the entered ones, with their dtypes, and whether they keep copies.
+    """
+
+    def __init__(self, chance: random.Random, weight: Tensor) -> None:
+        self.chance, self.weight = chance, weight
+        self.updates, self.kept = 0, dict[torch.dtype, int]()
+        self.regions: list[tuple[Any, torch.dtype, bool]] = []
+
+    def enter(self, kinds: Sequence[Any] = (amp_ext.autocast, torch.autocast)) -> None:
+        dtype, keeps = self.chance.choice(LOW), self.chance.random() < 0.8
+        region = self.chance.choice(kinds)("cpu", dtype, cache_enabled=keeps)
+        region.__enter__()
+        self.regions.append((region, dtype, keeps))
+
+    def leave(self) -> None:
+        self.regions.pop()[0].__exit__(None, None, None)
+        if not self.regions:
+            self.kept.clear()
+
+    def clear(self) -> None:
+        torch.clear_autocast_cache()
+        self.kept.clear()
+
+    def update(self) -> None:
+        self.updates += 1
+        with torch.no_grad():
+            self.chance.choice(UPDATES)(self.weight)
+
+    def freeze_or_release(self) -> None:
+        self.weight.requires_grad_(not self.weight.requires_grad)
+
+    def use(self) -> None:
+        """Compare a result, its gradient and the number of casts with the right ones."""
+        name, x, weight = self.chance.choice([*USES]), whole(2, 4), self.weight
+        mode = self.chance.choice((torch.enable_grad, torch.no_grad, torch.inference_mode))
+        if not any(isinstance(region, amp_ext.autocast) for region, *_ in self.regions):
+            self.enter([amp_ext.autocast])
+        _, dtype, keeps = self.regions[-1]
+        low = x.to(dtype)
+        with mode(), Seen() as seen:
+            result = USES[name](low, weight)
+        if mode is torch.inference_mode:
+            pass  # keeps nothing
+        elif keeps and name in LEAF_USES and weight.requires_grad:
+            assert seen.casts == (self.kept.get(dtype) != self.updates)
+            self.kept[dtype] = self.updates
+        else:
+            assert seen.casts == 1
+        with torch.autocast("cpu", enabled=False), torch.enable_grad():
+            expected = USES[name](x, weight)
+        assert result.equal(expected.to(dtype))
+        assert result.requires_grad == (mode is torch.enable_grad and weight.requires_grad)
+        if result.requires_grad:
+            grads = [torch.autograd.grad(r.sum(), weight)[0] for r in (result, expected)]
+            assert grads[0].equal(grads[1])
 
 
-def test_weight_may_be_frozen_and_released(x: Tensor, weight: Tensor) -> None:
-    with amp_ext.autocast("cpu", dtype=FP16):
-        for requires_grad in (True, False, True):
-            weight.requires_grad_(requires_grad)
-            result = F.linear(x, weight)
-            assert result.requires_grad == requires_grad
-    result.sum().backward()
-    assert weight.grad.equal(x.sum(0).expand(4, 4))
+@pytest.mark.parametrize("seed", range(20))
+def test_any_program(weight: Tensor, seed: int) -> None:
+    """Each use has the weight's value, and a cast if the cache has no copy of it.
 
-
-UPDATES: dict[str, Callable[[Tensor], object]] = {
-    "mul_": lambda w: w.mul_(2),
-    "view of it": lambda w: w.t()[1].add_(1),
-    "detached": lambda w: w.detach().add_(1),
-    "_foreach_add_": lambda w: torch._foreach_add_([w], 1.0),
-}
-
-
-@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
-@pytest.mark.parametrize(
-    "use", [F.linear, *list(VIEW_USES.values())[:5:4]], ids=["linear", *list(VIEW_USES)[:5:4]]
-)
-def test_update_in_place_is_seen(x: Tensor, weight: Tensor, use: Any, update: Any) -> None:
-    x = x.abs() + 1  # so that a change of the weight changes the result
-    low = x.half()
-    with amp_ext.autocast("cpu", dtype=FP16):
-        for _ in range(2):
-            before = use(low, weight)
-            with torch.no_grad():
-                update(weight)
-            after = use(low, weight)
-            with torch.autocast("cpu", enabled=False):
-                assert after.equal(use(x, weight).half())
-            assert not after.equal(before)
-            with Seen() as seen:
-                use(low, weight)
-            assert seen.casts == (use in VIEW_USES.values())
+    Copies last until the outermost region ends, for each dtype. Views have no copies.
+    """
+    program = Program(random.Random(seed), weight)
+    actions = [program.enter, program.leave, program.update, program.freeze_or_release]
+    try:
+        for _ in range(100):
+            action = program.chance.choice([*actions, program.clear, *6 * [program.use]])
+            if action != program.leave or program.regions:
+                action()
+    finally:
+        while program.regions:
+            program.leave()
 
 
 def fused_sgd(weight: Tensor, value: Tensor) -> None:
@@ -174,60 +201,8 @@ def test_step_within_the_region(fused: bool, enabled: bool) -> None:
         assert actual.equal(expected)
 
 
-@every_use
-def test_every_dtype_has_its_copy(x: Tensor, use: Any) -> None:
-    """Each dtype has its own copy: 1 + 2**-9 is a number of fp16, but not of bf16."""
-    weight = torch.full((4, 4), 1 + 2.0**-9).requires_grad_()
-    inputs = {dtype: torch.eye(4)[:2].to(dtype) for dtype in LOW}
-    with Seen() as seen, amp_ext.autocast("cpu", dtype=FP16):
-        for dtype in (FP16, BF16, FP16, BF16):
-            with amp_ext.autocast("cpu", dtype=dtype):
-                result = use(inputs[dtype], weight)
-            assert result.dtype == dtype
-            assert result.max() == torch.tensor(1 + 2.0**-9, dtype=dtype)
-    assert seen.casts == (4 if use in VIEW_USES.values() else 2)
-
-
 def fp16(**options: bool) -> Any:
     return amp_ext.autocast("cpu", dtype=FP16, **options)
-
-
-def test_where_copies_are_made(x: Tensor, weight: Tensor) -> None:
-    """Copies last until the outermost region ends, unless the cache is cleared or off."""
-    low = x.half()
-    with Seen() as twice:
-        for _ in range(2):
-            with fp16():
-                F.linear(low, weight)
-    with Seen() as within_torchs, torch.autocast("cpu", dtype=FP16):
-        for _ in range(3):
-            with fp16():
-                F.linear(low, weight)
-    with Seen() as cleared, fp16():
-        for _ in range(3):
-            F.linear(low, weight)
-            torch.clear_autocast_cache()
-    with Seen() as without, fp16(cache_enabled=False):
-        for _ in range(3):
-            F.linear(low, weight)
-    with Seen() as without_inside, fp16():
-        F.linear(low, weight)
-        with fp16(cache_enabled=False):
-            F.linear(low, weight)
-            F.linear(low, weight)
-        F.linear(low, weight)
-    seen = (twice, within_torchs, cleared, without, without_inside)
-    assert [each.casts for each in seen] == [2, 1, 3, 3, 3]
-
-
-def test_leaving_an_inner_region_keeps_the_copies(x: Tensor, weight: Tensor) -> None:
-    low = x.half()
-    with Seen() as seen, fp16():
-        for region in (fp16(), torch.autocast("cpu", dtype=FP16), fp16()):
-            F.linear(low, weight)
-            with region:
-                F.linear(low, weight)
-    assert (seen.gemms, seen.casts) == (6, 1)
 
 
 @pytest.mark.parametrize("kind", ["activation", "frozen", "input"])

@@ -39,16 +39,6 @@ def forward(net: nn.Module) -> Tensor:
         return net(torch.ones(2, 4, dtype=FP16)).sum()
 
 
-def train(net: nn.Module, steps: int, kind: Any = SGD) -> None:
-    optimizer = kind(net.parameters(), lr=1e-3, autocast_copies=FP16)
-    for step in range(steps):
-        forward(net).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 20 == 0:
-            progress()
-
-
 def at_once(*works: Callable[[], object]) -> None:
     """Run each function in a thread of its own; raise the first error."""
     errors: list[BaseException] = []
@@ -66,29 +56,6 @@ def at_once(*works: Callable[[], object]) -> None:
         thread.join()
     if errors:
         raise errors[0]
-
-
-def training(steps: int) -> None:
-    """Two models are trained at once."""
-    at_once(*(lambda: train(nn.Linear(4, 4), steps) for _ in range(2)))
-
-
-def evaluation(steps: int) -> None:
-    """One model is trained and evaluated at once."""
-    net, is_over = nn.Linear(4, 4), threading.Event()
-
-    def work() -> None:
-        try:
-            train(net, steps)
-        finally:
-            is_over.set()
-
-    @torch.no_grad()
-    def evaluate() -> None:
-        while not is_over.is_set():
-            forward(net)
-
-    at_once(work, evaluate)
 
 
 class InCasts(TorchDispatchMode):
@@ -184,5 +151,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     sys.setswitchinterval(1e-6)
     progress()
-    programs = (training, evaluation, reentry, interleavings)
+    programs = (reentry, interleavings)
     {program.__name__: program for program in programs}[sys.argv[1]](int(sys.argv[2]))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
 
 import amp_ext
+import programs
 from amp_ext import _C, _triton
 from amp_ext import backend as backends
 from amp_ext.backend import backend_for
@@ -43,22 +41,6 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends._C, "cuda_built", lambda: False)
 
 
-def as_if_built(choose: Callable[[str, str], str], op: str, device: str) -> str:
-    """Return the backend of a build that has the CUDA kernels."""
-    try:
-        return choose(op, device)
-    except RuntimeError:
-        return "cuda"
-
-
-@pytest.fixture
-def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(backends._C, "cuda_built", lambda: True)
-    choose = _C.choose
-    monkeypatch.setattr(backends._C, "choose", lambda op, device: as_if_built(choose, op, device))
-
-
 @pytest.fixture
 def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_triton, "triton_version", lambda: None)
@@ -82,17 +64,6 @@ def test_without_either_list_ops_are_refused(without_kernels: None, without_trit
     assert choice.name == "none"
     assert "pip install triton" in choice.reason
     assert "FORCE_CUDA=1 pip install" in choice.reason
-
-
-def test_cuda_kernels_come_first(with_kernels: None) -> None:
-    _C.set_gemm_mode("kernel")
-    amp_ext.set_backend(None)
-    assert backend_of("cuda") == "cuda"
-    amp_ext.set_backend("triton")
-    assert backend_of("cuda") == "triton"
-    amp_ext.set_backend("cuda")
-    assert backend_of("cuda") == "cuda"
-    assert amp_ext.get_backend() == "cuda"
 
 
 @pytest.mark.parametrize("interpreted", ["0", "true"])
@@ -185,21 +156,11 @@ def test_tensors_outlive_a_launch_that_runs_other_threads(
         assert storage() is None, "it is freed after the launch"
 
 
-def imported(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", f"import amp_ext\n{program}"],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_environment_variable_chooses() -> None:
     """The variable chooses Triton, which is imported with its first kernel only."""
-    program = "import sys; from amp_ext import _C; print(amp_ext.get_backend(), "
-    program += "_C.choose('unscale_', 'cuda'), 'triton' in sys.modules)"
-    process = imported(program, AMP_EXT_BACKEND="triton", TRITON_INTERPRET="0")
+    program = "import sys, amp_ext; print(amp_ext.get_backend(), "
+    program += "amp_ext._C.choose('unscale_', 'cuda'), 'triton' in sys.modules)"
+    process = programs.run("-c", program, AMP_EXT_BACKEND="triton", TRITON_INTERPRET="0")
     assert (process.stdout, process.stderr) == ("triton triton False\n", "")
 
 
@@ -211,7 +172,7 @@ def test_environment_variable_chooses() -> None:
     ],
 )
 def test_wrong_environment_variable_fails_the_import(variable: str, value: str, words: str) -> None:
-    process = imported("", **{variable: value})
+    process = programs.run("-c", "import amp_ext", **{variable: value})
     assert process.returncode == 1
     assert process.stderr.splitlines()[-1].startswith(f"ImportError: {words}")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+import programs
 from amp_ext import _C, ops
 from fake_cuda.recorder import is_running
 from ptx_backend.backend import Ptx
@@ -43,9 +41,7 @@ def test_fewer_instructions_are_asked_for() -> None:
     """ATEN_CPU_CAPABILITY also turns off the instructions for 16-bit products."""
     code = "import torch; from amp_ext import _C; "
     code += "print(any(map(_C.multiplies, (torch.half, torch.bfloat16))))"
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
-    command = [sys.executable, "-c", code]
-    assert subprocess.check_output(command, env=environment, text=True) == "False\n"
+    assert programs.output(code, ATEN_CPU_CAPABILITY="avx2") == "False\n"
 
 
 @pytest.mark.ptx
@@ -61,9 +57,11 @@ def test_kernels_have_to_be_asked_for(ptx: Ptx) -> None:
 
 @pytest.mark.ptx
 def test_what_the_kernels_cannot_compute_is_anothers() -> None:
-    assert of(FP16, FP16) == of(BF16, BF16) == "ptx"
+    half, double = (torch.zeros(4, 4, dtype=dtype) for dtype in (FP16, FP64))
+    assert _C.gemm_choice(half, half) == ("ptx", "AMP_EXT_GEMM is kernel")
+    assert _C.gemm_choice(double, double) == ("library", "FP64 operands")
+    assert of(BF16, BF16) == "ptx"
     assert of(FP16, BF16) == of(FP32, FP32) == "cpu"
-    assert of(FP64, FP64) == "library"
     assert _C.gemm_choice(*[torch.zeros(9, 9, 9, dtype=FP16)[:, :, 0]] * 2)[0] == "cpu"
 
 
@@ -90,18 +88,8 @@ grad, one = torch.full((9,), 4.0, device="cuda"), torch.ones((), device="cuda")
 amp_ext.ops.unscale_([grad], one * 0, one / 4)
 print(amp_ext._C.choose("amp_ext", "cuda"), grad.sum().item())
 """
-    environment = {**os.environ, "FAKE_CUDA_CAPABILITY": capability}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == [aligned, other, "cuda", "9.0"]
-
-
-@pytest.mark.ptx
-def test_the_reason_is_given() -> None:
-    half, double = (torch.zeros(4, 4, dtype=dtype) for dtype in (FP16, FP64))
-    assert _C.gemm_choice(half, half) == ("ptx", "AMP_EXT_GEMM is kernel")
-    assert _C.gemm_choice(double, double) == ("library", "FP64 operands")
+    said = programs.output(code, FAKE_CUDA_CAPABILITY=capability)
+    assert said.split() == [aligned, other, "cuda", "9.0"]
 
 
 @pytest.mark.ptx

@@ -75,31 +75,21 @@ def allowing(mode: int, body: Callable[[], int]) -> Callable[[], int]:
 
 @dataclass
 class Capture:
-    """The state of a capture: afterwards its error and its graph."""
+    """The error of a capture, once it has ended."""
 
-    stream: torch.cuda.Stream
     error: int = -1
-    executable: ctypes.c_void_p | None = None
-
-    def replay(self, stream: torch.cuda.Stream) -> None:
-        assert call("cudaGraphLaunch", self.executable, stream_of(stream)) == SUCCESS
 
 
 @contextmanager
-def capture(mode: int = GLOBAL) -> Iterator[Capture]:
-    captured, graph = Capture(torch.cuda.Stream()), ctypes.c_void_p()
+def capture(mode: int) -> Iterator[Capture]:
+    captured, stream, graph = Capture(), torch.cuda.Stream(), ctypes.c_void_p()
     torch.cuda.synchronize()
-    stream = stream_of(captured.stream)
-    assert call("cudaStreamBeginCapture", stream, mode) == SUCCESS
+    assert call("cudaStreamBeginCapture", stream_of(stream), mode) == SUCCESS
     try:
         yield captured
     finally:
-        captured.error = call("cudaStreamEndCapture", stream, ctypes.byref(graph))
+        captured.error = call("cudaStreamEndCapture", stream_of(stream), ctypes.byref(graph))
         if captured.error == SUCCESS:
-            captured.executable = ctypes.c_void_p()
-            executable = ctypes.byref(captured.executable)
-            flags = ctypes.c_ulonglong(0)
-            assert call("cudaGraphInstantiateWithFlags", executable, graph, flags) == SUCCESS
             call("cudaGraphDestroy", graph)
 
 
@@ -131,81 +121,29 @@ class Calls:
         return call("cudaEventQuery", ctypes.c_void_p(self.event.cuda_event))
 
 
-UNSAFE = ("malloc", "free", "host_alloc", "event_query")
+@pytest.mark.parametrize(
+    ("mode", "relaxed", "in_thread", "ends"),
+    [
+        (GLOBAL, False, True, True),
+        (THREAD_LOCAL, False, True, False),
+        (GLOBAL, True, True, False),
+        (GLOBAL, True, False, False),
+    ],
+)
+@pytest.mark.parametrize("name", ["malloc", "free", "host_alloc", "event_query"])
+def test_unsafe_call_ends_a_global_capture(
+    name: str, mode: int, relaxed: bool, in_thread: bool, ends: bool
+) -> None:
+    """A call in another thread ends a global capture, unless its thread is relaxed.
 
-
-@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL], ids=["global", "thread_local"])
-@pytest.mark.parametrize("name", UNSAFE)
-def test_unsafe_call_of_another_thread_ends_a_global_capture(name: str, mode: int) -> None:
+    A relaxed thread may thus allocate, send and free the backend's memory during a capture.
+    """
     body = getattr(Calls(), name)
+    body = allowing(RELAXED, body) if relaxed else body
     with capture(mode) as captured:
-        error = in_a_thread(body)
-    if mode == GLOBAL:
-        assert (error, captured.error) == (UNSUPPORTED, INVALIDATED)
-    else:
-        assert (error, captured.error) == (SUCCESS, SUCCESS)
-
-
-@pytest.mark.parametrize("name", UNSAFE)
-@pytest.mark.parametrize("where", ["here", "in a thread"])
-def test_unsafe_call_of_a_relaxed_thread_does_not(name: str, where: str) -> None:
-    """A relaxed thread may allocate, send and free the backend's memory during a capture."""
-    body = allowing(RELAXED, getattr(Calls(), name))
-    with capture() as captured:
-        error = body() if where == "here" else in_a_thread(body)
-    assert (error, captured.error) == (SUCCESS, SUCCESS)
-
-
-# ---- graphs ------------------------------------------------------------------------------------
-
-
-def test_edges_order_a_graph() -> None:
-    """Edges order a graph: a write, a copy on another stream, and the next write."""
-    x, y, other = on_device(LARGE), on_device(LARGE), torch.cuda.Stream()
-    bytes = size(4 * LARGE)
-    with capture() as captured:
-        first, second = stream_of(captured.stream), stream_of(other)
-        call("cudaMemsetAsync", address(x), 1, bytes, first)
-        event = torch.cuda.Event()
-        event.record(captured.stream)
-        other.wait_event(event)
-        call("cudaMemcpyAsync", address(y), address(x), bytes, 3, second)
-        event.record(other)
-        captured.stream.wait_event(event)
-        call("cudaMemsetAsync", address(x), 2, bytes, first)
-    assert captured.error == SUCCESS
-    for _ in range(3):
-        captured.replay(captured.stream)
-    torch.cuda.synchronize()
-    assert y.view(torch.uint8).eq(1).all()
-    assert x.view(torch.uint8).eq(2).all()
-
-
-def test_replays_of_a_graph_are_in_order() -> None:
-    """Replays of a graph run one after the other, on any stream."""
-    numbers, ring = on_device(LARGE), on_device(2, LARGE)
-    numbers.fill_(1)
-    bytes = size(4 * LARGE)
-    with capture() as captured:  # [0] to [1], and the numbers to [0]
-        stream = stream_of(captured.stream)
-        call("cudaMemcpyAsync", address(ring[1]), address(ring[0]), bytes, 3, stream)
-        call("cudaMemcpyAsync", address(ring[0]), address(numbers), bytes, 3, stream)
-    torch.cuda.synchronize()
-    for _ in range(2):
-        captured.replay(torch.cuda.Stream())
-    torch.cuda.synchronize()
-    assert ring.eq(1).all()
-
-
-def test_graph_reads_pinned_memory_when_it_is_replayed() -> None:
-    x, pinned = on_device(SMALL), torch.ones(SMALL).pin_memory()
-    with capture() as captured:
-        stream = stream_of(captured.stream)
-        call("cudaMemcpyAsync", address(x), address(pinned), size(4 * SMALL), 1, stream)
-    pinned.fill_(2)
-    captured.replay(captured.stream)
-    torch.cuda.synchronize()
-    assert x.eq(2).all()
+        error = in_a_thread(body) if in_thread else body()
+    expected = (UNSUPPORTED, INVALIDATED) if ends else (SUCCESS, SUCCESS)
+    assert (error, captured.error) == expected
 
 
 # ---- copies and events -------------------------------------------------------------------------

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
+import programs
 from amp_ext import ops
 from fake_cuda.recorder import in_order, is_running, recorded
 
@@ -23,16 +21,9 @@ RUNTIME.cudaGetErrorString.restype = ctypes.c_char_p
 
 
 def printed(code: str, **settings: str) -> str:
-    """Return the output of a program of its own, with other settings."""
+    """Return the output of a program with other settings."""
     variables = {f"FAKE_CUDA_{name.upper()}": value for name, value in settings.items()}
-    done = subprocess.run(
-        [sys.executable, "-c", f"import torch\n{code}"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **variables},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return programs.output(f"import torch\n{code}", **variables).strip()
 
 
 # ---- orders ------------------------------------------------------------------------------------

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import amp_ext
+import programs
 from amp_ext import _C, _cache, ops, verify
 from ptx_backend.backend import Ptx, Schedule
 
@@ -101,14 +100,11 @@ def test_the_fastest_candidate_becomes_the_choice(monkeypatch: pytest.MonkeyPatc
     with amp_ext.tune():
         ops.gemm(a, b)
     assert _C.gemm_choice(a, b)[1].startswith("measured: nothing"), "that is noise"
-
-
-def test_what_disturbs_one_pass_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = iter([{("cpu", 0): 9.0, ("cpu", 2): 2.0}, *[{("cpu", 0): 1.0, ("cpu", 2): 2.0}] * 2])
+    passes = iter([times | {("cpu", 0): seconds} for seconds in (9.0, 1.0, 9.0)])
     monkeypatch.setattr(tune, "_interleaved", lambda *_: next(passes))
     with amp_ext.tune() as results:
-        ops.gemm(*small_products())
-    assert [(r.variant, r.before, r.after) for r in results] == [(0, 1.0, 1.0)]
+        ops.gemm(a, b)
+    assert [(r.variant, r.before, r.after) for r in results] == [(0, 1.0, 1.0)], "the best pass"
 
 
 def test_products_that_differ_in_anything_are_different() -> None:
@@ -220,55 +216,43 @@ def test_a_chosen_backend_excludes_the_kernels_of_others(ptx: Ptx) -> None:
         assert _C.gemm_choice(a, b)[0] == measured
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda line: [],
-        lambda line: line[:-1],
-        lambda line: {"product": line},
-        lambda line: ["verified", *line[1:]],
-        lambda line: [*line[:2], "1", *line[3:]],
-        lambda line: [*line[:-2], "2", line[-1]],
-        lambda line: [*line[:-3], "hip", *line[-2:]],
-    ],
-    ids=["empty", "short", "a dict", "another part", "key", "variant", "backend"],
-)
-def test_a_damaged_line_is_skipped(damage: Callable[[list[Any]], Any], file: Path) -> None:
+def changed(change: Callable[[list[Any]], Any]) -> Callable[[Path], object]:
+    """Return a function that changes a table's line, and leaves the next line unfinished."""
+
+    def damage(file: Path) -> None:
+        whole = file.read_text()
+        file.write_text(json.dumps(change(json.loads(whole))) + whole[:-9])
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "huge": lambda file: os.truncate(file, 1 << 42),
+    "a FIFO": lambda file: (file.unlink(), os.mkfifo(file)),  # a reader would wait
+    "empty": changed(lambda line: []),
+    "short": changed(lambda line: line[:-1]),
+    "a dict": changed(lambda line: {"product": line}),
+    "another part": changed(lambda line: ["verified", *line[1:]]),
+    "key": changed(lambda line: [*line[:2], "1", *line[3:]]),
+    "variant": changed(lambda line: [*line[:-2], "2", line[-1]]),
+    "backend": changed(lambda line: [*line[:-3], "hip", *line[-2:]]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_no_table(damage: str, file: Path) -> None:
+    """A damaged line counts as none, and the next measurement is read again."""
     a, b = small_products()
-    tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "cpu", 2)])
-    whole = file.read_text()
+    products = [entry(noted(ops.gemm, a, b), "cpu", 2)]
+    tune.update_table("cpu", products)
+    DAMAGES[damage](file)
     tune._own.clear()
-    file.write_text(json.dumps(damage(json.loads(whole))) + whole[:-9])  # and an unfinished line
     tune.load_table("cpu")
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
-    tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "cpu", 2)])
+    tune.update_table("cpu", products)
     tune._own.clear()
     tune.load_table("cpu")
     assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
-
-
-def test_a_fifo_is_no_table(file: Path) -> None:
-    """A FIFO at the table's path neither blocks a process nor outlives the next measurement."""
-    file.parent.mkdir()
-    os.mkfifo(file)
-    reader = threading.Thread(target=tune.load_table, args=("cpu",))
-    reader.start()
-    reader.join(10)
-    if is_blocked := reader.is_alive():
-        os.close(os.open(file, os.O_WRONLY))
-    reader.join()
-    assert not is_blocked
-    product = noted(ops.gemm, *small_products())
-    tune.update_table("cpu", [entry(product, "cpu", 2)])
-    tune._own.clear()
-    assert tuple(product.key) in tune.load_table("cpu")
-
-
-def test_a_huge_file_is_no_table(file: Path) -> None:
-    file.parent.mkdir()
-    file.touch()
-    os.truncate(file, 1 << 42)
-    assert not tune.load_table("cpu")
 
 
 def test_a_cache_folder_without_an_absolute_path_is_the_default(
@@ -341,16 +325,9 @@ def test_regions_do_not_nest_and_errors_leave_them() -> None:
 
 def run(*command: str, status: int = 0) -> str:
     """Run a process that computes products by the table, without Triton; return its output."""
-    package = str(Path(amp_ext.__file__).parents[1])
-    without_triton = {"AMP_EXT_BACKEND": "cuda" if HAS_CUDA else "cpu"}
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "AMP_EXT_GEMM": "auto", "PYTHONPATH": package} | without_triton,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    variables = {"AMP_EXT_GEMM": "auto", "AMP_EXT_BACKEND": "cuda" if HAS_CUDA else "cpu"}
+    variables["PYTHONPATH"] = str(Path(amp_ext.__file__).parents[1])
+    done = programs.run(*command, **variables)
     assert (done.returncode, done.stderr) == (status, ""), done.stderr
     return done.stdout
 

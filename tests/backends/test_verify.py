@@ -49,11 +49,15 @@ def load(ptx: Ptx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a library whose unscale_ never reports an overflow."""
+    """Return a library whose unscale_ never reports an overflow, and that transposes b."""
     if reason := build.missing():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("broken")
-    return build.edited(ARCHITECTURE, folder, {"lists_unscale": (r"^.*\batom\..*$", "")})
+    edits = {
+        "lists_unscale": (r"^.*\batom\..*$", ""),
+        "sm80_gemm_f16": (r"(ldmatrix\S*)\.trans\b", r"\1"),
+    }
+    return build.edited(ARCHITECTURE, folder, edits)
 
 
 def update_scale() -> Tensor:
@@ -76,13 +80,6 @@ FAMILIES_OF_SM80 = [f for f in FAMILIES if f not in PRODUCTS and "sm90" not in f
 @pytest.mark.parametrize("family", FAMILIES_OF_SM80)
 def test_right_kernels_pass(load: Load, family: str) -> None:
     load()
-    assert verify.verify_family("ptx", family, "cpu").failure == ""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("family", ["gemm_sm90_f16", "gemm_sm90_bf16"])
-def test_right_kernels_for_sm90_pass(load: Load, family: str) -> None:
-    load().set_sm90(True)
     assert verify.verify_family("ptx", family, "cpu").failure == ""
 
 
@@ -161,13 +158,6 @@ def test_what_says_nothing_of_a_kernel(
     assert library.calls("update_scale") == (1 if tries_again else CASES + 1)
 
 
-def test_a_capture_reads_the_record(load: Load) -> None:
-    load()
-    assert verify.may_run("ptx", "update_scale", "cpu", True) is None
-    update_scale()
-    assert verify.may_run("ptx", "update_scale", "cpu", True)
-
-
 def test_gradients_outlive_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients outlive a verification while other threads run and may free them."""
     load()
@@ -219,9 +209,10 @@ def test_the_reference_runs_in_place_of_a_wrong_kernel(
 
     assert doctor.main() == 1
     said = capsys.readouterr().out
-    assert said.count("FAIL  ") == 1
+    assert said.count("FAIL  ") == 2
     assert "  FAIL  ptx kernels of unscale on cpu: unscale_, " in said
-    assert said.count("  ok    ptx kernels of ") == len(FAMILIES_OF_SM80) - 1
+    assert "  FAIL  ptx kernels of gemm_sm80_f16 on cpu: gemm, " in said
+    assert said.count("  ok    ptx kernels of ") == len(FAMILIES_OF_SM80) - 2
 
 
 ALIGNED, UNALIGNED = torch.ones(64, 72).half()[:, :64], torch.ones(64, 65).half()[:, 1:]
@@ -263,28 +254,6 @@ def test_a_wrong_kernel_of_products_leaves_the_other(
     assert all(f"ptx kernels of gemm_{wrong}_f16 did not pass" in text for text in texts)
 
 
-def test_a_tile_that_is_not_left_is_not_measured(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = load()
-    library.set_sm90(True)
-    result = verify.Result("", "today")
-    monkeypatch.setattr(
-        verify,
-        "verify_family",
-        lambda backend, family, device: result._replace(failure="sm90" * ("sm90" in family)),
-    )
-    try:
-        assert _C.start_noting()
-        with pytest.warns(RuntimeWarning, match="gemm_sm90_f16"):
-            ops.gemm(ALIGNED, ALIGNED)
-        (product,) = _C.stop_noting()
-        variants = [variant for name, variant in product.candidates(False) if name == "ptx"]
-    finally:
-        library.set_sm90(False)
-    assert variants and all(variant % 2 == 0 for variant in variants)  # odd: of sm90
-
-
 def test_a_driver_without_tensor_maps_turns_off_sm90_alone(load: Load) -> None:
     library = load()
     library.set_sm90(True)
@@ -315,19 +284,14 @@ def record() -> Path:
     return file
 
 
-def test_a_record_is_read_instead(load: Load) -> None:
-    library = load()
-    for calls in (CASES + 1, CASES + 2):
-        update_scale()
-        assert library.calls("update_scale") == calls
+def test_results_are_remembered(load: Load) -> None:
+    load()
+    assert verify.may_run("ptx", "update_scale", "cpu", True) is None, "as within a capture"
+    update_scale()
     library = load()
     update_scale()
     assert library.calls("update_scale") == 1
-
-
-def test_a_failure_is_remembered(load: Load) -> None:
-    load()
-    update_scale()
+    assert verify.may_run("ptx", "update_scale", "cpu", True)
     families = ("update_scale", "gemm_sm80_f16", "gemm_sm90_f16")
     failed = [(f"ptx {family}", "it is off", "yesterday") for family in families]
     _cache.append("cpu", "verified", failed)
@@ -345,20 +309,13 @@ def test_a_failure_is_remembered(load: Load) -> None:
 
 @pytest.mark.parametrize(
     "spoil",
-    [
-        lambda text: text[:-9],
-        lambda text: "[]",
-        lambda text: text.replace("verified", "product"),
-        lambda text: json.dumps([*json.loads(text)[:-1], 1]),
-        lambda text: json.dumps(json.loads(text)[:-1]),
-    ],
+    [lambda text: text[:-9], lambda text: json.dumps([*json.loads(text)[:-1], 1])],
 )
 def test_a_corrupt_record_is_ignored(load: Load, spoil: Callable[[str], str]) -> None:
+    """A corrupt record is ignored; test_tune.py damages the rest of the file."""
     load()
     update_scale()
-    good = record().read_text()
-    assert spoil(good) != good
-    record().write_text(spoil(good))
+    record().write_text(spoil(record().read_text()))
     library = load()
     update_scale()
     assert library.calls("update_scale") == CASES + 1

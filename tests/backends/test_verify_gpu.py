@@ -2,87 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from fake_cuda.recorder import is_running
-from ptx_backend import build
+import programs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def run(code: str, cache: Path, **variables: str) -> str:
-    """Run a program with the records in a folder; return its output."""
-    variables = {"AMP_EXT_VERIFY": "1", "XDG_CACHE_HOME": str(cache), **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", f"if True:\n{code}"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **variables},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return PTX with an unscale_ that adds the factor, and products with b transposed."""
-    edits = {
-        "lists_unscale": (r"\bmul\.(rn\.)?f32", "add.f32"),
-        "sm80_gemm_f16": (r"(ldmatrix\S*)\.trans\b", r"\1"),
-    }
-    return build.edited("80", tmp_path_factory.mktemp("broken"), edits)
-
-
-TRAIN = """
-    import warnings
-    import torch
-    import amp_ext
-    from amp_ext import _C, verify
-
-    def train(scaler_class, gemm):
-        _C.set_gemm_mode(gemm)
-        torch.manual_seed(0)
-        layers = torch.nn.Linear(7, 40), torch.nn.ReLU(), torch.nn.Linear(40, 3)
-        model = torch.nn.Sequential(*layers).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = scaler_class("cuda", init_scale=2.0**10)
-        for factor in (1.0, torch.inf, 1.0):
-            optimizer.zero_grad()
-            with amp_ext.autocast("cuda", dtype=torch.float16):
-                loss = model(torch.randn(5, 7, device="cuda")).square().mean()
-            scaler.scale(loss.float() * factor).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        return [*(p.detach() for p in model.parameters()), torch.tensor(scaler.get_scale())]
-
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        ours = train(amp_ext.GradScaler, "kernel")
-    theirs = train(torch.amp.GradScaler, "library")
-    assert all(x.isfinite().all() and torch.equal(x, y) for x, y in zip(ours, theirs))
-    print(*(x.message for x in warned), sep="\\n")
-    for results in verify._known.values():
-        print("right:", *(name for name, x in sorted(results.items()) if not x.failure))
-    """
-
-
-@pytest.mark.skipif(not is_running(), reason="broken kernels are for the fake runtime")
-def test_training_goes_on_without_broken_kernels_on_a_gpu(broken: Path, tmp_path: Path) -> None:
-    settings = {"CUDASIM_PTX": str(broken.parent), "FAKE_CUDA_CAPABILITY": "80"}
-    for _ in range(2):  # by verifying, and by the record
-        *warnings, right = run(TRAIN, tmp_path, **settings).splitlines()
-        warnings.sort()
-        assert len(warnings) == 2
-        for warning, family in zip(warnings, ("gemm_sm80_f16", "unscale"), strict=True):
-            assert f"the cuda kernels of {family} did not pass their verification" in warning
-            assert "expected" in warning
-        assert right == "right: cuda update_scale"
+    """Return the output of a program with the records in a folder."""
+    return programs.output(code, AMP_EXT_VERIFY="1", XDG_CACHE_HOME=str(cache), **variables)
 
 
 ONE_STEP = """

@@ -123,17 +123,6 @@ def test_a_provider_that_fails_or_is_wrong_leaves_the_others_their_ratios() -> N
     ]
 
 
-def test_the_mean_is_geometric_over_the_counted_cases() -> None:
-    base = {"limit": False, "counted": True, "provider": "cpu"}
-    records = [
-        {**base, "case": "a", "ratio": 8.0},
-        {**base, "case": "b", "ratio": 2.0},
-        {**base, "case": "c", "ratio": 0.01, "counted": False},
-        {**base, "case": "d", "ratio": None},
-    ]
-    assert table.means(records) == [("geometric mean of 2 of 3 ratios", "cpu", "4.00")]
-
-
 # ---- timing ------------------------------------------------------------------------------------
 
 
@@ -187,29 +176,15 @@ def test_each_backend_of_a_gpu_has_a_line_of_its_own(monkeypatch) -> None:
 
 
 def test_ratios_to_the_base_are_medians_of_rounds() -> None:
-    def timed(p20: float, **more: object) -> ledger.Record:
-        return record(p20_us=p20, **more)
+    def timed(*times: float, **more: object) -> list[ledger.Record]:
+        return [record(p20_us=p20, **more) for p20 in times]
 
-    good, bad = (
-        timed(5.0, case="b"),
-        timed(5.0, case="b", error="CheckError: wrong"),
-    )
-    others = [
-        timed(1.0, provider="copy", limit=True, error="wrong"),
-        timed(1.0, provider="torch"),
-    ]
+    good, bad = timed(5.0, case="b"), timed(5.0, case="b", error="CheckError: wrong")
+    others = timed(1.0, provider="copy", limit=True, error="wrong")
+    others += timed(1.0, provider="torch")
     _, rows, reasons = base.compared(
-        [timed(8.0), good, timed(2.0), bad, timed(5.0), good, *others],
-        [
-            timed(2.0),
-            good,
-            timed(2.0),
-            good,
-            timed(2.0),
-            good,
-            timed(2.0, case="c"),
-            *others,
-        ],
+        [*timed(8.0, 2.0, 5.0), *good, *bad, *good, *others],
+        [*timed(2.0, 2.0, 2.0), *3 * good, *timed(2.0, case="c"), *others],
     )
     assert rows[0] == ["7 x 7", "cpu", "unscale", "5.00", "2.00", "2.50", "1.00..4.00"]
     assert rows[1][:2] == ["geometric mean of 1 ratios base / now", "cpu"]

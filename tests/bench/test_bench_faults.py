@@ -30,14 +30,14 @@ def spoil(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def unscale_a_unit_off(grads, found_inf, inv_scale):
-    OPS["unscale_"](grads, found_inf, inv_scale)
-    next_number(grads[-1])
+def a_unit_off(op: str) -> Callable:
+    """Return an op that moves the last element of its first list by a unit."""
 
+    def wrong(tensors, *rest):
+        OPS[op](tensors, *rest)
+        next_number(tensors[-1])
 
-def check_that_writes(grads, found_inf):
-    OPS["check_finite"](grads, found_inf)
-    next_number(grads[-1])
+    return wrong
 
 
 def norm_a_bit_off(grads, found_inf, inv_scale):
@@ -46,11 +46,6 @@ def norm_a_bit_off(grads, found_inf, inv_scale):
 
 def update_that_never_grows(scale, tracker, found_infs, growth, backoff, interval):
     OPS["update_scale_"](scale, tracker, found_infs, 1.0, backoff, interval)
-
-
-def cast_a_unit_off(outputs, inputs):
-    OPS["cast_"](outputs, inputs)
-    next_number(outputs[-1])
 
 
 def gemm_without_one_product(a, b, *, trans_a, trans_b, out_dtype):
@@ -78,11 +73,11 @@ def linear_with_a_wrong_gradient(x, weight, *rest, **options):
 
 
 FAULTS = [  # an op, a case that shows the fault, the function of amp_ext.ops, its replacement
-    ("unscale", "2 x 10", "unscale_", unscale_a_unit_off),
-    ("check_finite", "2 x 10", "check_finite", check_that_writes),
+    ("unscale", "2 x 10", "unscale_", a_unit_off("unscale_")),
+    ("check_finite", "2 x 10", "check_finite", a_unit_off("check_finite")),
     ("grad_norm", "16 x 64 Ki", "grad_norm", norm_a_bit_off),
     ("update_scale", "8 found_infs, scale unmoved", "update_scale_", update_that_never_grows),
-    ("cast", "2 x 10", "cast_", cast_a_unit_off),
+    ("cast", "2 x 10", "cast_", a_unit_off("cast_")),
     ("gemm", "p16 64^3", "gemm", gemm_without_one_product),
     ("gemm", "fp16 8B at 1/64 up accumulate", "gemm_accumulate_", accumulate_from_zero),
     ("linear", "fp16 linear+GELU 1B at 1/32, fwd+bwd", "linear", linear_with_a_wrong_gradient),
@@ -90,7 +85,7 @@ FAULTS = [  # an op, a case that shows the fault, the function of amp_ext.ops, i
 
 
 @pytest.mark.parametrize(
-    ("op", "text", "replaced", "fault"), FAULTS, ids=[fault.__name__ for *_, fault in FAULTS]
+    ("op", "text", "replaced", "fault"), FAULTS, ids=[replaced for *_, replaced, _ in FAULTS]
 )
 def test_a_wrong_backend_gets_no_ratio_and_the_other_has_one(
     tmp_path: Path, capsys, monkeypatch, op: str, text: str, replaced: str, fault: Callable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,6 @@ WRONG = {"ratio": None, "error": "CheckError: wrong"}
 LIMIT = {"case": "copy 64 Mi", "provider": "copy", "limit": True, "ratio": None}
 
 
-# ---- ledgers -----------------------------------------------------------------------------------
-
-
 # ---- docs/measuring.md -------------------------------------------------------------------------
 
 
@@ -28,20 +24,6 @@ def test_the_results_are_what_the_ledgers_say() -> None:
     shown = page.PAGE.read_text().partition(page.BEGIN + "\n")[2]
     results = shown.partition("\n" + page.END)[0]
     assert results == page.section(RESULTS), "run `make figures`"
-
-
-@pytest.mark.parametrize("pattern", ["README*.md", "CONTRIBUTING.md", "docs/*.md"])
-def test_links_lead_somewhere(pattern: str) -> None:
-    for file in ROOT.glob(pattern):
-        text = re.sub(r"```.*?```", "", file.read_text(), flags=re.DOTALL)
-        for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
-            path, _, heading = link.partition("#")
-            target = file.parent / path if path else file
-            assert target.exists(), f"{file.name}: {link}"
-            if heading:
-                titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
-                anchors = [re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles]
-                assert heading in anchors, f"{file.name}: {link}"
 
 
 def test_committed_figures_are_of_the_ledgers() -> None:

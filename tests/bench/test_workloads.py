@@ -43,13 +43,6 @@ def run(capsys, name: str, amp: str, *options: object) -> tuple[list[str], dict[
     return lines, read
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.01234, "0.0123"), (999.4, "999"), (999.7, "1,000"), (12345.6, "12,346")]
-)
-def test_three_digits_have_no_exponent(value: float, text: str) -> None:
-    assert importlib.import_module("harness.table").three_digits(value) == text
-
-
 @pytest.mark.parametrize("amp", AMPS)
 def test_the_checkerboard_is_learned(capsys, amp: str) -> None:
     lines, read = run(capsys, "checkerboard", amp, "--size", 8, "--steps", 60)

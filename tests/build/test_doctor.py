@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +15,11 @@ import pytest
 import torch
 
 import amp_ext
-from amp_ext import _C, _build_info, backend, verify
+from amp_ext import _C, _build_info, verify
 from amp_ext import __main__ as doctor
-from amp_ext.backend import backend_for
-from amp_ext.ops import GEMM_OPS, LIST_OPS
 
-OPS = LIST_OPS + GEMM_OPS
-COMMAND = r"pip install --force-reinstall --no-deps \."
+OPS = {name: getattr(amp_ext.ops, name) for name in amp_ext.ops.__all__}
+COMMAND = r"pip install --force-reinstall --no-deps \.$"
 
 
 def run(*command: str, package: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -58,27 +55,11 @@ def test_healthy() -> None:
     assert said.endswith("\nall is well\n")
 
 
-def test_imports_nothing_heavy() -> None:
-    """The doctor imports no heavy modules, in particular not torch's compiler."""
-    program = """if True:
-        import sys, torch
-        torch.nn.functional, torch.amp
-        before = set(sys.modules)
-        from amp_ext.__main__ import main
-        assert main() == 0
-        new = {name.partition(".")[0] for name in set(sys.modules) - before}
-        assert not [name for name in sys.modules if name.startswith("torch._dynamo")]
-        assert new <= sys.stdlib_module_names | {"amp_ext", "torch"}, new
-        """
-    process = run("-c", program)
-    assert process.returncode == 0, process.stderr
-
-
 @pytest.mark.parametrize(
     ("pattern", "is_truncated", "words"),
     [
-        ("_build_info.py", False, "nothing yet"),
-        ("_C.*", False, "no extension module"),
+        ("_build_info.py", False, COMMAND),
+        ("_C.*", False, f"no extension module.*{COMMAND}"),
         ("_C.*", True, "_C."),  # as after half a copy
     ],
 )
@@ -95,55 +76,44 @@ def test_module_that_is_not_whole(
     process = run("-m", "amp_ext", package=package)
     assert (process.returncode, process.stderr) == (1, ""), process.stderr
     (failure,) = [line for line in process.stdout.splitlines() if "FAIL" in line]
-    assert is_truncated or re.search(COMMAND + "$", failure)
-    assert words in (failure if is_truncated else process.stdout)
+    assert re.search(words, failure)
+    assert ("built for  nothing yet" in process.stdout) == (pattern == "_build_info.py")
 
 
-def wrong(op: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an op to return a wrong result or, if it returns None, to write a wrong value."""
-
-    def spoiled(**values: Any) -> Any:
-        result = op(**values)
-        if isinstance(result, tuple):
-            return *result[:-1], result[-1] + 1
-        if result is not None:
-            return result * 1.5
-        if "outputs" in values:
-            values["outputs"][-1].add_(1)
-        else:
-            next(value for value in values.values() if isinstance(value, torch.Tensor)).add_(1)
-
-    spoiled.reference, spoiled.cases = op.reference, op.cases
-    return spoiled
+def wrong(*operands: torch.Tensor, **options: Any) -> torch.Tensor:
+    return OPS["gemm"](*operands, **options) * 1.5
 
 
-def raising(op: Callable[..., Any]) -> Callable[..., Any]:
-    def spoiled(**values: Any) -> Any:
-        raise RuntimeError("first line\nsecond line")
+def without_the_last(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
+    OPS["cast_"](outputs[:-1], inputs[:-1])
 
-    spoiled.reference, spoiled.cases = op.reference, op.cases
-    return spoiled
+
+def raising(**values: Any) -> None:
+    raise RuntimeError("first line\nsecond line")
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "words"),
-    [*((name, wrong, "element ") for name in OPS), ("gemm", raising, "first line\n")],
+    ("name", "broken", "words"),
+    [
+        ("gemm", wrong, "element [0, 0, 0] of result is "),
+        ("cast_", without_the_last, "element "),
+        ("unscale_", raising, "first line\n"),
+    ],
 )
 def test_broken_op(
     name: str,
-    spoil: Callable[..., Any],
+    broken: Any,
     words: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(amp_ext.ops, name, spoil(getattr(amp_ext.ops, name)))
+    broken.reference, broken.cases = OPS[name].reference, OPS[name].cases
+    monkeypatch.setattr(amp_ext.ops, name, broken)
     assert doctor.main() == 1
     said = capsys.readouterr().out
     assert f"  FAIL  {name} on cpu: {words}" in said
     assert "second line" not in said
-    devices = 2 if torch.cuda.is_available() else 1
-    updates_scales = name == "update_scale_"  # as the training step does
-    assert said.count("FAIL  ") == devices * (1 + updates_scales)
+    assert said.count("FAIL  ") == (2 if torch.cuda.is_available() else 1)
 
 
 def scales_in_bf16(self: amp_ext.GradScaler, optimizer: Any) -> None:
@@ -194,19 +164,6 @@ def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 # ---- backends ----------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
-def test_refused_tensors_come_with_a_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(backend._C, "cuda_built", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    _C.use_backend("cuda", "cuda")
-    assert re.search(f"FORCE_CUDA=1 {COMMAND}$", backend_for("cuda").reason)
-    doctor.print_backends()
-    said = capsys.readouterr().out
-    assert len(re.findall(f"none .*FORCE_CUDA=1 {COMMAND}", said)) == 1, said
 
 
 def test_a_cpu_build_of_torch_has_no_cuda_backend(

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import amp_ext
-from amp_ext import _C
 from amp_ext._library import LIBRARIES, check_build
 
 # One sentence, without a stop inside, that ends with a command.
@@ -81,14 +80,6 @@ def test_patch_releases_of_one_build_fit(built_against: str, installed: str, fit
             check_build(built_against, installed)
 
 
-@pytest.mark.parametrize("missing", ["_build_info.py", "_C.*"])
-def test_module_that_is_not_built(package: Path, missing: str) -> None:
-    for file in package.glob(missing):
-        file.unlink()
-    message = import_error(package)
-    assert re.match(SENTENCE, message), message
-
-
 # ---- libraries ---------------------------------------------------------------------------------
 
 OTHER = """
@@ -132,16 +123,6 @@ def test_library_that_does_not_fit(package: Path, how: str) -> None:
     assert re.search(expected, message) and name in message, message
 
 
-def test_a_refused_library_leaves_the_loaded_one(tmp_path: Path) -> None:
-    other = compiled(tmp_path / "other.so", OTHER)
-    with pytest.raises(
-        ImportError, match=r"amp_ext 0\.0\.9 with the interface another.*; do this$"
-    ):
-        _C.load_backend(str(other), "do this")
-    assert str(other) not in Path("/proc/self/maps").read_text()
-    assert amp_ext.ops.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half()).eq(2).all()
-
-
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
 def test_one_file_serves_all_versions_of_torch_and_python(library: Path) -> None:
     def symbols(kind: str) -> list[str]:
@@ -156,14 +137,3 @@ def test_one_file_serves_all_versions_of_torch_and_python(library: Path) -> None
     needed = re.findall(r"NEEDED.*\[(.+?)\.so", dynamic.stdout)
     assert set(needed) <= {"libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64", "libcudart"}
     assert ("libcudart" in needed) == ("cuda" in library.name)
-
-
-@pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
-def test_cuda_tensor_given_to_a_cpu_only_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU-only module refuses CUDA tensors in the choice of a backend."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # its kernels take no CUDA tensors
-    amp_ext.set_backend(None)
-    with pytest.raises(RuntimeError, match=r"^amp_ext::cast_: amp_ext was built") as raised:
-        _C.choose("amp_ext::cast_", "cuda")
-    message = str(raised.value).partition(": ")[2]
-    assert re.match(SENTENCE, message), message

@@ -66,15 +66,6 @@ def test_arch_list_names_a_bad_entry() -> None:
             setup.parse_arch_list(f"8.0;{text}", KNOWN)
 
 
-def test_gencode_flags() -> None:
-    assert setup.gencode_flags(["8.0+PTX", "9.0a", "12.0"]) == [
-        "-gencode=arch=compute_80,code=sm_80",
-        "-gencode=arch=compute_80,code=compute_80",
-        "-gencode=arch=compute_90a,code=sm_90a",
-        "-gencode=arch=compute_120,code=sm_120",
-    ]
-
-
 @pytest.mark.parametrize(
     ("folder", "arches", "expected"),
     [
@@ -214,7 +205,7 @@ def test_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
     generated = "amp_ext/_build_info.py"
     assert needed - {generated} <= listed
     assert {"setup.py", "build_backend.py", "pyproject.toml", "LICENSE"} <= listed
-    assert {"README.md", "README.zh.md", "docs/migrating.zh.md"} <= listed
+    assert {"README.md", "docs/migrating.md", "docs/zh/README.md"} <= listed
     assert "amp_ext/py.typed" in listed
     assert generated not in listed
     assert not [name for name in listed if name.endswith(".so")]

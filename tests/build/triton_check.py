@@ -5,26 +5,22 @@
 `make cuda-check` runs it. It prints a table of the kernels. It fails where a kernel needs more
 shared memory than a block has or more registers than its launch leaves. It fails where a kernel
 uses local memory, lacks the instructions it was written for, or reads other programs' results
-without waiting. It also fails where triton_kernels has a kernel that tests/build/triton_variants.py
-lacks.
+without waiting.
 """
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
-import pkgutil
 import re
 import sys
 import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from cuda_check import REGISTERS, cuobjdump
 from sass import Kernel, Kernels, read_sass, read_usage
-from triton_variants import Variant, kernels_of, variants
+from triton_variants import Variant, variants
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """The bytes of shared memory that a block may have, by architecture."""
@@ -128,32 +124,13 @@ def order_faults(ptx: str) -> list[str]:
     return faults
 
 
-def library_kernels() -> dict[str, Any]:
-    """Return the kernels of triton_kernels by name."""
-    import amp_ext.triton_kernels as package
-
-    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    modules = [importlib.import_module(module.name) for module in found]
-    return {name: kernel for module in modules for name, kernel in kernels_of(module).items()}
-
-
-def missing(kernels: dict[str, Any], checked: Iterable[Variant]) -> list[str]:
-    """Return the kernels without a checked variant."""
-    known = [variant.kernel for variant in checked]
-    return [
-        f"no variant of {name} is checked"
-        for name, kernel in kernels.items()
-        if kernel not in known
-    ]
-
-
 def main() -> int:
     import triton
 
     if triton.knobs.runtime.interpret:
         print("triton-check: unset TRITON_INTERPRET, interpreted kernels are not compiled")
         return 1
-    problems = missing(library_kernels(), wanted())
+    problems = []
     jobs = [(index, arch) for index, variant in enumerate(wanted()) for arch in variant.archs]
     with multiprocessing.get_context("fork").Pool() as pool:  # forks share the kernels already read
         results = pool.starmap(compiled_at, jobs, chunksize=1)

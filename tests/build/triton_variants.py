@@ -73,17 +73,6 @@ def list_variants() -> Iterator[Variant]:
             )
 
 
-def kernels_of(module: Any) -> dict[str, Any]:
-    """Return a module's kernels by name: the compiled functions called *_kernel."""
-    from triton.runtime.jit import JITFunction
-
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name.endswith("_kernel") and isinstance(value, JITFunction)
-    }
-
-
 def variants() -> list[Variant]:
     """Return all variants."""
     from gemm_triton_variants import gemm_variants

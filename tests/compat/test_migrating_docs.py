@@ -40,10 +40,10 @@ TABLES = tables("migrating.md")
 
 def test_both_languages_have_the_same_rows() -> None:
     """Rows and sections are the same in both languages."""
-    assert [rows for _, rows in tables("migrating.zh.md")] == [rows for _, rows in TABLES]
+    assert [rows for _, rows in tables("zh/migrating.md")] == [rows for _, rows in TABLES]
     sections = [
         len(re.findall("^## ", (DOCS / page).read_text(), re.MULTILINE))
-        for page in ("migrating.md", "migrating.zh.md")
+        for page in ("migrating.md", "zh/migrating.md")
     ]
     assert sections[0] == sections[1]
 

@@ -129,12 +129,6 @@ def reinforcement_learning(heading: str) -> None:
     for before, after in zip(start, whole(space["reference"].parameters()), strict=True):
         assert before.equal(after)
 
-    # The norm equals the one of a reduction in each backward pass, except for the order of two
-    # sums.
-    norm = run(heading, count=2)["norm"]
-    always = {"set_requires_gradient_sync(number % accumulate == 0)": "train()"}
-    torch.testing.assert_close(norm, run(heading, count=2, **always)["norm"], rtol=2.0**-20, atol=0)
-
 
 @case(CASES_OF_2, "Pretraining with DDP")
 def pretraining(heading: str) -> None:
@@ -167,7 +161,6 @@ def tensor_parallel(heading: str) -> None:
 @case(CASES_OF_2, "FSDP1")
 def fsdp1(heading: str) -> None:
     assert_first_norm(heading)
-    assert_first_norm(heading, FULL_SHARD="SHARD_GRAD_OP")
     (lines,) = re.findall(r"^    (scaler.unscale_.*)\n    (norm = .*)$", TEXT, re.MULTILINE)
     clip = {"norm = scaler.clip_grad_norm_(optimizer, 1.0)": "\n    ".join(lines)}
     assert_first_norm(heading, FULL_SHARD="NO_SHARD", **clip)

@@ -23,7 +23,7 @@ from cases import (
     normal,
     spacing,
 )
-from executors import Executor, against_oracle, every_executor
+from executors import Executor, against_oracle, every_executor, every_gemm_executor
 from gemm_cases import every_kind, every_size, gemm
 
 FP16, BF16, FP32, FP64 = FLOATS
@@ -227,21 +227,33 @@ def test_derivatives_of_batches_and_layouts(executor: Executor) -> None:
     assert_equal(sums, torch.where(aux[..., :6] > 0, product, 0.0).sum((0, 1, 2)))
 
 
-@every_executor
+# Numbers where formulas of activations overflow or have no value, and the limits of derivatives.
+SPECIAL = {math.inf: 1.0, -math.inf: 0.0, 1e30: 1.0, -1e30: 0.0, 200.0: 1.0, -200.0: 0.0}
+
+
+@every_gemm_executor
 @pytest.mark.parametrize("dtype", [FP16, FP32], ids=str)
 @every_activation
-def test_derivatives_of_infinities_and_nans(
+def test_activations_of_special_values(
     executor: Executor, activation: str, dtype: torch.dtype
 ) -> None:
-    """Derivatives of infinities and NaNs have the limits, so that an overflowed FP16 aux makes no
-    NaN gradient.
+    """Activations of special values, and their derivatives, have the right limits.
+
+    An overflowed FP16 aux makes no NaN gradient.
     """
-    aux = torch.tensor([[math.inf, -math.inf, math.nan]], device=executor.device).to(dtype)
-    ones = torch.ones(1, 1, device=executor.device)
-    y, _ = executor.ops.gemm_times_derivative(ones, ones.expand(1, 3), aux, activation=activation)
+    special = torch.tensor([[*SPECIAL, math.nan, 0.0, -0.0]], device=executor.device).to(dtype)
+    one, ones = (torch.ones(1, n, device=executor.device).half() for n in (1, special.numel()))
+    y, _ = executor.ops.gemm_times_derivative(
+        one, ones, special, activation=activation, out_dtype=dtype
+    )
     nan = {"none": 1.0, "relu": 1.0}.get(activation, math.nan)
-    expected = [[1.0, 1.0 if activation == "none" else 0.0, nan]]
-    assert_equal(y, torch.tensor(expected, dtype=FP64))
+    zero = {"none": 1.0, "relu": 0.0}.get(activation, 0.5)
+    limits = [1.0] * len(SPECIAL) if activation == "none" else [*SPECIAL.values()]
+    assert_equal(y, torch.tensor([[*limits, nan, zero, zero]], dtype=FP64))
+    bias = torch.tensor([1e30, -1e30, 200.0, -200.0, *4 * [math.nan]], device=executor.device)
+    options = {"alpha": 0.0, "bias": bias, "activation": activation, "out_dtype": FP32}
+    out = executor.ops.gemm(one, ones[:, :8], **options)
+    assert_equal(out, ACTIVATIONS[activation](bias.double())[None])
 
 
 @against_oracle

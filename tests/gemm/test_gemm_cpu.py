@@ -136,6 +136,24 @@ def test_few_rows_by_any_number_of_threads(m: int, trans_b: bool) -> None:
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_long_sum_by_any_number_of_threads(adds: bool) -> None:
+    """Threads add up a share of k each; more threads than shares of use have nothing to do."""
+    a, b = torch.randint(-2, 3, (70, 1300)).half(), torch.randint(-2, 3, (1300, 33)).half()
+    threads, before = torch.get_num_threads(), torch.ones(70, 33)
+    try:
+        for count in (1, 2, 3, 40):
+            torch.set_num_threads(count)
+            c = before.clone()
+            if adds:
+                ops.gemm_accumulate_(c, a, b)
+            else:
+                c.add_(ops.gemm(a, b, out_dtype=FP32))
+            assert torch.equal(c, before + a.float() @ b.float()), count
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("m", [4, 8, 64])
 def test_a_sum_of_no_products_is_zero(m: int) -> None:
     a, b = integers(m, 0, dtype=FP16), integers(0, 40000, dtype=FP16)

@@ -133,6 +133,21 @@ def started(device: str, **options: Any) -> tuple[Training, Any]:
     return training, step
 
 
+def assert_same_steps(
+    eager: Training, graphed: Training, step: Callable[..., Any], *batches: tuple[Tensor, ...]
+) -> None:
+    """Take steps with and without a graph, and compare their results and all that they write."""
+    for data in batches:
+        expected, got = eager.eager(*data), step(*data)
+        assert plain(got) == plain(expected)
+        assert graphed.state() == eager.state()
+
+
+def small(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 2, device=device)
+    return model, torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+
+
 def capturable(params: list[Tensor]) -> dict[str, bool]:
     """Return the option that torch's optimizers need in a capture."""
     return {"capturable": params[0].is_cuda}
@@ -181,9 +196,7 @@ def test_same_bits(device: str, name: str, max_norm: float | None) -> None:
     ]
     for number in range(STEPS):
         data = batch(device, number, overflow=number in (0, WARMUP, 6, 7))
-        expected, got = eager.eager(*data), step(*data)
-        assert plain(got) == plain(expected)
-        assert graphed.state() == eager.state()
+        assert_same_steps(eager, graphed, step, data)
         for scheduler in schedulers:
             scheduler.step()
     assert eager.scaler.get_skipped_steps() == 4
@@ -202,10 +215,7 @@ def test_without_a_scaler(device: str) -> None:
         for group in optimizer.param_groups:  # a capture reads learning rates from tensors
             group["lr"] = torch.tensor(LR, device=device)
     step = graphed.graphed()
-    for number in range(STEPS):
-        data = batch(device, number)
-        assert plain(step(*data)) == plain(eager.eager(*data))
-        assert graphed.state() == eager.state()
+    assert_same_steps(eager, graphed, step, *(batch(device, number) for number in range(STEPS)))
 
 
 @every_device
@@ -215,16 +225,8 @@ def test_other_steps_in_between(device: str) -> None:
     step = graphed.graphed()
     for number in range(14):
         size, overflow = (5 if number % 4 == 3 else 8), number in (7, 10)
-        data = batch(device, number, size, overflow)
-        expected = eager.eager(*data)
-        if number == 13:
-            for optimizer in graphed.optimizers:
-                optimizer.zero_grad()
-            graphed.step_fn(*data)
-        else:
-            got = (step.eager if size == 5 else step)(*data)
-            assert plain(got) == plain(expected)
-        assert graphed.state() == eager.state()
+        take_step = graphed.eager if number == 13 else step.eager if size == 5 else step
+        assert_same_steps(eager, graphed, take_step, batch(device, number, size, overflow))
         for optimizer in graphed.optimizers:
             optimizer.zero_grad(set_to_none=number % 2 == 0)
 
@@ -232,27 +234,18 @@ def test_other_steps_in_between(device: str) -> None:
 @every_device
 def test_an_eager_step_waits_for_its_inputs(device: str) -> None:
     """A step on another stream sees writes of the current stream."""
-    model = nn.Linear(2, 2, device=device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    model, optimizer = small(device)
     step = make_graphed_step(lambda x: x.sum().item(), modules=model, optimizers=optimizer)
     inputs = torch.ones(4, device=device)
     assert step(inputs.mul_(3.0)) == 12.0
 
 
 @every_device
-def test_results_are_not_overwritten(device: str) -> None:
-    """Results are copies without gradients."""
-    _, step = started(device)
-    first = step(*batch(device, 0))
-    before = plain(first)
-    step(*batch(device, 1))
-    assert plain(first) == before
-    assert not any(result.requires_grad for result in first)
-
-
-@every_device
 def test_arguments_of_any_structure(device: str) -> None:
-    """Tensors come to the device from nested arguments; constants stay constants."""
+    """Tensors come to the device from nested arguments; constants stay constants.
+
+    Results are copies without gradients, and later calls leave them as they are.
+    """
     model = nn.Linear(4, 2, device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
 
@@ -264,7 +257,7 @@ def test_arguments_of_any_structure(device: str) -> None:
         return {"loss": loss, "scale": scale}
 
     step = make_graphed_step(step_fn, modules=model, optimizers=optimizer, warmup=1)
-    twin = copy.deepcopy(model)
+    twin, losses = copy.deepcopy(model), []
     for number in range(4):
         x = batch("cpu", number)[0]
         result = step({"x": x}, scale=2.0)
@@ -275,7 +268,10 @@ def test_arguments_of_any_structure(device: str) -> None:
             for param in twin.parameters():
                 param -= 0.5 * param.grad
         assert result["scale"] == 2.0
-        torch.testing.assert_close(result["loss"], expected.detach())
+        losses.append((result["loss"], expected.detach()))
+    for actual, expected in losses:
+        assert not actual.requires_grad
+        torch.testing.assert_close(actual, expected)
     with pytest.raises(ValueError, match=r"captured .*2\.0\).*, got .*3\.0\).*\.eager"):
         step({"x": x}, scale=3.0)
     with pytest.raises(ValueError, match="arguments: expected the captured"):
@@ -317,9 +313,7 @@ def test_another_scale(device: str, change: Callable[[amp_ext.GradScaler], None]
         change(scaler)
     for number in range(4):
         data = batch(device, number, overflow=number in (1, 2))
-        step(*data)
-        eager.eager(*data)
-        assert training.state() == eager.state()
+        assert_same_steps(eager, training, step, data)
     assert training.scaler.get_scale() == 32.0
 
 
@@ -378,9 +372,7 @@ def test_two_of_a_weight(device: str, has_masters: bool) -> None:
     step = graphed.graphed()
     for number in range(STEPS):
         data = batch(device, number, size=5 if number == 6 else 8, overflow=number == 7)
-        eager.eager(*data)
-        (step.eager if number == 6 else step)(*data)
-        assert graphed.state() == eager.state()
+        assert_same_steps(eager, graphed, step.eager if number == 6 else step, data)
     with torch.no_grad():
         graphed.model[0].weight.mul_(2.0)
     before = graphed.state()
@@ -390,9 +382,7 @@ def test_two_of_a_weight(device: str, has_masters: bool) -> None:
     with torch.no_grad():
         eager.model[0].weight.mul_(2.0)
     for take_step in (step.eager, step):  # the eager step makes the master or copy anew
-        eager.eager(*data)
-        take_step(*data)
-        assert graphed.state() == eager.state()
+        assert_same_steps(eager, graphed, take_step, data)
 
 
 # ---- refusals ----------------------------------------------------------------------------------
@@ -405,10 +395,6 @@ CHANGES: dict[str, tuple[Callable[[Training], Any], str]] = {
     ),
     "frozen weight": (
         lambda t: t.model[0].weight.requires_grad_(False),
-        r"Linear\._parameters\['weight'\]",
-    ),
-    "replaced weight": (
-        lambda t: setattr(t.model[3], "weight", nn.Parameter(t.model[3].weight.detach().clone())),
         r"Linear\._parameters\['weight'\]",
     ),
     "loaded optimizer": (
@@ -466,33 +452,24 @@ def test_what_a_replay_would_not_see(device: str, name: str) -> None:
 
 @every_device
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("change", "error", "text"),
     [
-        (lambda x, y: (x[:5], y[:5]), r"float32, torch.Size\(\[8, .*, got .*Size\(\[5, "),
-        (lambda x, y: (x.double(), y), r"float32, .*, got .*float64, "),
-        (lambda x, y: (x, 1.0), r"captured .*, got .*1\.0\)"),
-        (lambda x, y: (x.requires_grad_(), y), "=False.*, got .*=True"),
+        (lambda x, y: (x[:5], y[:5]), ValueError, r"float32, .*Size\(\[8, .*, got .*Size\(\[5, "),
+        (lambda x, y: (x.double(), y), ValueError, r"float32, .*, got .*float64, "),
+        (lambda x, y: (x, 1.0), ValueError, r"captured .*, got .*1\.0\)"),
+        (lambda x, y: (x, np.ones(2)), TypeError, "got a ndarray, which may change"),
     ],
-    ids=["shape", "dtype", "number", "gradient"],
+    ids=["shape", "dtype", "number", "array"],
 )
-def test_other_inputs(device: str, change: Callable[..., Any], text: str) -> None:
-    """Arguments of another kind are an error, and nothing changes."""
+def test_other_inputs(
+    device: str, change: Callable[..., Any], error: type[Exception], text: str
+) -> None:
+    """Arguments of another kind, and constants that may change, are errors; nothing changes."""
     training, step = started(device)
     before = training.state()
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(error, match=text):
         step(*change(*batch(device, 0)))
     assert training.state() == before
-
-
-@every_device
-def test_an_array(device: str) -> None:
-    """A constant that may change is an error."""
-    model = nn.Linear(2, 2, device=device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
-    step = make_graphed_step(lambda x: None, modules=model, optimizers=optimizer, warmup=1)
-    step(np.ones(2))
-    with pytest.raises(TypeError, match="got a ndarray, which may change"):
-        step(np.ones(2))
 
 
 @every_device
@@ -521,8 +498,7 @@ def test_autocast_around_it(device: str) -> None:
 @every_device
 def test_a_scheduler_in_the_step(device: str) -> None:
     """A step that changes a learning rate is an error."""
-    model = nn.Linear(2, 2, device=device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    model, optimizer = small(device)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
     def step_fn(x: Tensor) -> None:
@@ -604,10 +580,7 @@ def test_a_capture_that_fails(
     assert graphed.state() | {"grads": None} == before | {"grads": None}
     assert graphed.optimizers[0].param_groups[0].get("count") in (None, WARMUP)
     if does not in (counts, counts_on_the_host):
-        for number in range(50, 53):
-            step.eager(*batch(device, number))
-            eager.eager(*batch(device, number))
-        assert graphed.state() == eager.state()
+        assert_same_steps(eager, graphed, step.eager, *(batch(device, n) for n in range(50, 53)))
 
 
 def test_a_scripted_model() -> None:

@@ -18,7 +18,6 @@ import amp_ext.nn
 from amp_ext import ops
 
 FP16 = torch.float16
-every_device = pytest.mark.parametrize("device", ["cpu", "meta"])  # tools measure on the latter
 
 
 def counted(run: Callable[[], Any]) -> dict[str, int]:
@@ -30,31 +29,22 @@ def counted(run: Callable[[], Any]) -> dict[str, int]:
 
 # ---- the ops -------------------------------------------------------------------------------------
 
-BATCH, M, N, K = 3, 5, 7, 11
-PRODUCT = 2 * M * N * K
-
-
-def matrices(batch: tuple[int, ...], rows: int, columns: int, swap: bool, device: str) -> Tensor:
-    shape = (*batch, columns, rows) if swap else (*batch, rows, columns)
-    return torch.zeros(shape, device=device)
-
-
+M, N, K = 5, 7, 11
 LEADING = {
     "one": ((), (), 1),
-    "batch": ((2, BATCH), (2, BATCH), 2 * BATCH),
-    "shared b": ((BATCH,), (), BATCH),
-    "shared a": ((), (BATCH,), BATCH),
+    "batch": ((2, 3), (2, 3), 6),
+    "shared b": ((3,), (), 3),
+    "shared a": ((), (3,), 3),
     "empty": ((0,), (0,), 0),
 }
 
 
-@every_device
 @pytest.mark.parametrize("trans", [False, True])
 @pytest.mark.parametrize("leading", LEADING)
-def test_products(leading: str, trans: bool, device: str) -> None:
+def test_products(leading: str, trans: bool) -> None:
     of_a, of_b, batch = LEADING[leading]
-    a = matrices(of_a, M, K, trans, device)
-    b = matrices(of_b, K, N, not trans, device)
+    a = torch.zeros(*of_a, *((K, M) if trans else (M, K)), device="meta")
+    b = torch.zeros(*of_b, *((K, N) if trans else (N, K)), device="meta")
     trans = {"trans_a": trans, "trans_b": not trans}
     out = ops.gemm(a, b, **trans)
     calls = [
@@ -64,28 +54,19 @@ def test_products(leading: str, trans: bool, device: str) -> None:
         lambda: ops.gemm_accumulate_(out, a, b, **trans),
     ]
     if of_a == of_b and of_a:
-        total = out.new_zeros(M, N)
-        calls += [
-            lambda: ops.gemm(a, b, **trans, sum_batch=True),
-            lambda: ops.gemm_accumulate_(total, a, b, **trans, sum_batch=True),
-        ]
+        calls.append(lambda: ops.gemm(a, b, **trans, sum_batch=True))
     for call in calls:
-        assert counted(call).get("Global", 0) == batch * PRODUCT
+        assert counted(call).get("Global", 0) == batch * 2 * M * N * K
 
 
-@every_device
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
 @pytest.mark.parametrize("rows", [(), (2, 3)], ids=str)
-def test_layers_without_modules(
-    rows: tuple[int, ...], mode: Callable[[], Any], device: str
-) -> None:
+def test_layers_without_modules(rows: tuple[int, ...], mode: Callable[[], Any]) -> None:
     """Layers without modules count once, as an op or as its products."""
-    made = {"device": device}
     x, weight1, weight2 = (
-        torch.zeros(s, **made, requires_grad=True) for s in ((*rows, 5), (7, 5), (3, 7))
+        torch.zeros(shape, requires_grad=True) for shape in ((*rows, 5), (7, 5), (3, 7))
     )
-    bias1, bias2 = torch.zeros(7, **made), torch.zeros(3, **made)
-    gate = torch.zeros(7, 5, **made)
+    bias1, bias2, gate = torch.zeros(7), torch.zeros(3), torch.zeros(7, 5)
     with mode():
         linear = counted(lambda: ops.linear(x, weight1, bias1, activation="gelu"))
         mlp = counted(lambda: ops.mlp(x, weight1, bias1, weight2, bias2))
@@ -110,27 +91,22 @@ class MLP(nn.Module):
         return self.fc2(F.gelu(self.fc1(x)))
 
 
-class LinearActivation(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(super().forward(x))
-
-
 class Net(nn.Module):
     """A network of layers of amp_ext or torch, and of ops routed by a region."""
 
-    def __init__(self, linear: Any, fused: Any, mlp: Any) -> None:
+    def __init__(self, linear: Any, mlp: Any) -> None:
         super().__init__()
-        self.first, self.second, self.third = linear(5, 6), fused(6, 8), mlp(8, 16, 4)
+        self.first, self.second = linear(5, 8), mlp(8, 16, 4)
         self.pointwise = nn.Conv2d(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.third(self.second(self.first(x)))
+        hidden = self.second(self.first(x))
         scores = torch.baddbmm(hidden.mean(), hidden, hidden.mT) + hidden @ hidden.mT
         mixed = torch.einsum("bij,kj->bik", scores, self.first.weight)
         return self.pointwise(scores[:, None].expand(-1, 3, -1, -1)).sum() + mixed.sum()
 
 
-@every_device
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # tools measure on the latter
 @pytest.mark.parametrize("region", [None, torch.autocast, amp_ext.autocast])
 def test_training_step(region: Callable[..., Any] | None, device: str) -> None:
     """A training step counts by module, forward and backward.
@@ -144,17 +120,9 @@ def test_training_step(region: Callable[..., Any] | None, device: str) -> None:
             out = net(x)
         out.double().backward()
 
-    theirs = Net(nn.Linear, LinearActivation, MLP).to(device)
-    ours = Net(amp_ext.nn.Linear, amp_ext.nn.LinearActivation, amp_ext.nn.MLP).to(device)
+    theirs = Net(nn.Linear, MLP).to(device)
+    ours = Net(amp_ext.nn.Linear, amp_ext.nn.MLP).to(device)
     expected = counted(lambda: step(theirs, None))
-    assert {"Net.first", "Net.second", "Net.third.fc1", "Net.third.fc2"} < expected.keys()
+    assert {"Net.first", "Net.second.fc1", "Net.second.fc2"} < expected.keys()
     assert counted(lambda: step(ours, region)) == expected
     assert counted(lambda: step(theirs, region)) == expected
-
-
-@every_device
-def test_second_pass_with_accumulated_gradients(device: str) -> None:
-    layer = amp_ext.nn.Linear(5, 6, device=device)
-    x = torch.zeros(4, 5, device=device)
-    for _ in range(2):
-        assert counted(lambda: layer(x).sum().backward())["Global"] == 2 * 2 * 4 * 5 * 6

@@ -141,13 +141,18 @@ def in_one_region(net: nn.Module, first: Tensor, second: Tensor) -> None:
     sum(losses).backward()
 
 
-def fsdp(mesh: Any, reshard: bool) -> None:
-    plain = network()
-    net = sharded(mesh, plain, reshard_after_forward=reshard)
+def assert_trains(mesh: Any, net: nn.Module, plain: nn.Module) -> None:
+    """Assert that a sharded network trains as a plain one."""
     for way in (synchronized, unsynchronized, in_one_region):
         given = batches()
         way(net, *own(mesh, given))
         assert_same(net, reference(plain, given))
+
+
+def fsdp(mesh: Any, reshard: bool) -> None:
+    plain = network()
+    net = sharded(mesh, plain, reshard_after_forward=reshard)
+    assert_trains(mesh, net, plain)
 
 
 for reshard in (True, False):
@@ -169,29 +174,6 @@ def ops(mesh: Any) -> None:
     assert found[0][0].total() == 2 * (2 + 2 + 2 + 2 + 4) - 1  # x has no gradient
 
 
-@case
-def of_dtensors(mesh: Any) -> None:
-    """FSDP2 also gathers DTensors if layers are tensor parallel."""
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    plain = network()
-    both = torch.distributed.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
-    net = copy.deepcopy(plain)
-    for part in net:
-        plan = {"own": ColwiseParallel(), "torchs": RowwiseParallel()}
-        plan |= {"mlp.fc1": ColwiseParallel(), "mlp.fc2": RowwiseParallel()}
-        parallelize_module(part, both["tensor"], plan)
-    net = sharded(both["data"], net)
-    for way in (synchronized, in_one_region, in_one_region):
-        given = batches()
-        way(net, *own(mesh, given))
-        assert_same(net, reference(plain, given))
-
-
 def wide_gradients(module: nn.Module, args: Any) -> None:
     for param in module.parameters():
         param.grad_dtype = FP32
@@ -208,10 +190,7 @@ def param_dtype(mesh: Any) -> None:
     net.register_forward_pre_hook(wide_gradients)
     for part in net:
         part.register_forward_pre_hook(wide_gradients)
-    for way in (synchronized, unsynchronized, in_one_region):
-        given = batches()
-        way(net, *own(mesh, given))
-        assert_same(net, reference(plain, given))
+    assert_trains(mesh, net, plain)
 
 
 def checkpoints(mesh: Any, outside: bool) -> None:

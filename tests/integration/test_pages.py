@@ -112,8 +112,8 @@ def test_the_example_of_an_op_is_right() -> None:
 
 
 def test_both_readmes_have_one_program() -> None:
-    """README.zh.md has the program of README.md, with other comments."""
-    english, chinese = (programs(name) for name in ("README.md", "README.zh.md"))
+    """docs/zh/README.md has the program of README.md, with other comments."""
+    english, chinese = (programs(name) for name in ("README.md", "docs/zh/README.md"))
     assert [re.sub(r"#.*", "", text) for text in english] == [
         re.sub(r"#.*", "", text) for text in chinese
     ]

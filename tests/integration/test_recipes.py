@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import re
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import amp_ext
 from autocast_cases import Seen
@@ -66,18 +65,11 @@ def flat(tensors: Any) -> Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
-def averages(optimizer: torch.optim.Optimizer) -> Tensor:
+def gradients(optimizer: torch.optim.Optimizer) -> Tensor:
+    """Return the gradients of AdamW's first step, or a decayed sum of several steps'."""
     (group,) = optimizer.param_groups
-    return flat(optimizer.state[parameter]["exp_avg"] for parameter in group["params"])
-
-
-def gradients(optimizer: torch.optim.Optimizer, before: Tensor | float = 0.0) -> Tensor:
-    """Recover the unscaled gradients of AdamW's last step from its first moments.
-
-    `before` holds the first moments before that step: 0 if it is the first step.
-    """
-    decay = optimizer.param_groups[0]["betas"][0]
-    return (averages(optimizer) - decay * before) / (1 - decay)
+    moments = flat(optimizer.state[parameter]["exp_avg"] for parameter in group["params"])
+    return moments / (1 - group["betas"][0])
 
 
 def steps(optimizer: torch.optim.Optimizer) -> set[float]:
@@ -112,28 +104,6 @@ def test_gradient_accumulation() -> None:
     assert_near(gradients(space["optimizer"]), gradients(optimizer), 64 * 2.0**-20)
 
 
-def test_gan() -> None:
-    name = "A GAN"
-    after, start = run(name, count=2), run(name, count=1)
-    noise = torch.randn(16, 4)  # the generator is where it is at the second batch
-    real, _ = after["batches"][1]
-    fake, judge = start["generator"](noise), start["discriminator"]
-    loss_d = (judge(real) - 1).square().mean() + judge(fake.detach()).square().mean()
-    loss_g = (after["discriminator"](fake) - 1).square().mean()  # after its step
-    for optimizer, loss, network in (
-        ("optimizer_d", loss_d, judge),
-        ("optimizer_g", loss_g, start["generator"]),
-    ):
-        grads = torch.autograd.grad(loss, network.parameters())
-        assert_near(gradients(after[optimizer], averages(start[optimizer])), flat(grads))
-
-    space = run(name, overflow=3)
-    assert (steps(space["optimizer_d"]), steps(space["optimizer_g"])) == ({7}, {8})
-    scaler = space["scaler"]
-    assert (scaler.get_scale(), scaler.get_skipped_steps()) == (2.0**15, 1)
-    assert scaler._get_growth_tracker() == 4, "one update for each iteration"
-
-
 def test_gradient_penalty() -> None:
     """The gradients of loss and penalty equal FP32's; the loss's gradients alone do not."""
     name = "Gradient penalty"
@@ -148,21 +118,6 @@ def test_gradient_penalty() -> None:
     without = torch.autograd.grad(loss, model.parameters())
     assert (flat(without) - flat(grads)).norm() > flat(grads).norm() / 2
     assert steps(run(name)["optimizer"]) == {8}, "the scale fits"
-
-
-def test_several_losses() -> None:
-    name = "Several losses"
-    start, space = run(name, count=0), run(name, count=1)
-    inputs, targets = space["batches"][0]
-    value, size = start["heads"](torch.tanh(start["trunk"](inputs))).split(1, dim=1)
-    loss = F.mse_loss(value, targets) + F.l1_loss(size, targets.abs())
-    grads = torch.autograd.grad(loss, [*start["trunk"].parameters(), *start["heads"].parameters()])
-    assert_near(gradients(space["optimizers"][0]), flat(grads[:2]))
-    moved = flat(start["heads"].parameters()) - flat(space["heads"].parameters())
-    assert_near(moved / 1e-2, flat(grads[2:]))
-    space = run(name, overflow=3)
-    assert steps(space["optimizers"][0]) == {7}
-    assert space["scaler"].get_skipped_steps() == 1
 
 
 def test_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,65 +141,23 @@ def test_learning_rate_schedule() -> None:
     assert rate == pytest.approx(1e-2 * (1 + math.cos(math.pi * 7 / 8)) / 2)
 
 
-def test_lora() -> None:
-    name = "LoRA"
-    model, start = run(name)["model"], run(name, count=0)["model"]
-    merged = copy.deepcopy(model)
-    for index in (0, 2):
-        layer = model[index]
-        assert layer.base.weight.dtype == FP16
-        assert layer.base.weight.equal(start[index].base.weight)
-        for adapter in ("up", "down"):
-            weights = [getattr(network[index], adapter).weight for network in (model, start)]
-            assert weights[0].dtype == torch.float32
-            assert not weights[0].equal(weights[1])
-        merged[index] = copy.deepcopy(layer.base).float()
-        merged[index].weight.data += layer.up.weight.data @ layer.down.weight.data
-    inputs = torch.randn(16, 8)
-    with amp_ext.autocast("cpu", FP16), torch.no_grad():
-        assert_near(model(inputs).float(), merged(inputs).float())
-
-
-def products_and_weights(
-    monkeypatch: pytest.MonkeyPatch, heading: str, **changes: Any
-) -> tuple[int, Tensor]:
-    with monkeypatch.context() as patch, Seen() as seen:
-        for attribute, value in changes.items():
-            patch.setattr(torch.utils.checkpoint, attribute, value)
-        model = run(heading)["model"]
-    return seen.gemms, flat(model.parameters())
-
-
-def kept_nothing(*args: Any, **kwargs: Any) -> Any:
-    return torch.utils.checkpoint.noop_context_fn()
-
-
 def not_checkpointed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args)
 
 
-def test_activation_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Activation checkpointing gives the same bits, dropout included, with more products."""
-    name = "Activation checkpointing"
-    count, weights = products_and_weights(monkeypatch, name)
-    plain_count, plain_weights = products_and_weights(
-        monkeypatch, name, checkpoint=not_checkpointed
-    )
-    assert weights.equal(plain_weights)
-    assert count > plain_count
-
-
-def test_selective_activation_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "Selective activation checkpointing"
-    count, weights = products_and_weights(monkeypatch, name)
-    plain_count, plain_weights = products_and_weights(
-        monkeypatch, name, checkpoint=not_checkpointed
-    )
-    most, _ = products_and_weights(
-        monkeypatch, name, create_selective_checkpoint_contexts=kept_nothing
-    )
-    assert weights.equal(plain_weights)
-    assert plain_count == count < most
+@pytest.mark.parametrize(
+    ("name", "repeats"),
+    [("Activation checkpointing", True), ("Selective activation checkpointing", False)],
+)
+def test_checkpointing(name: str, repeats: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpointing gives the same bits, dropout included; selective saves each product."""
+    with Seen() as seen:
+        model = run(name)["model"]
+    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", not_checkpointed)
+    with Seen() as plain:
+        expected = run(name)["model"]
+    assert flat(model.parameters()).equal(flat(expected.parameters()))
+    assert (seen.gemms > plain.gemms) == repeats
 
 
 def test_average_of_the_weights() -> None:
@@ -274,19 +187,20 @@ def test_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert weights[0].equal(weights[1])
 
 
-@pytest.mark.parametrize("device", ["cuda"] if torch.cuda.is_available() else [])
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "Recipes"])
-def test_on_a_gpu(name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs run on a GPU, with weaker checks."""
+def test_every_program_skips_an_overflow(
+    name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     space = run(name, device=device, overflow=5)
-    assert space["scaler"]._scale.device.type == "cuda"
+    assert space["scaler"]._scale.device.type == device
     assert space["scaler"].get_skipped_steps() == 1
+    finite = [flat(v.parameters()).isfinite() for v in space.values() if isinstance(v, nn.Module)]
+    assert torch.cat(finite).all()
 
 
-def test_every_program_is_tested() -> None:
-    """Every program is tested, and short enough to read at once."""
-    tested = re.findall(r'(?:    name = |run\()"([^"]*)"', Path(__file__).read_text())
-    assert {*PROGRAMS} == {"Recipes", *tested}
+def test_programs_are_short() -> None:
+    """Each program is short enough to read at once."""
     assert max(text.count("\n") for text in PROGRAMS.values()) <= 31

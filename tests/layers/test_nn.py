@@ -72,7 +72,7 @@ def composed(block: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("make", [MLP, GatedMLP])
 def test_dropout_is_torchs(make: type[nn.Module]) -> None:
     """The same seed drops the same elements; eval mode drops none and fuses."""
-    block, x = make(7, 6, 4, dropout=0.5), torch.randn(64, 7)
+    block, x = make(7, 6, 4, bias=True, dropout=0.5), torch.randn(64, 7)
     results = []
     for run in (block, lambda x: composed(block, x)):
         torch.manual_seed(1)

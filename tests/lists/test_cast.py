@@ -16,13 +16,12 @@ from cases import (
     LAYOUTS,
     OVERLAPPING,
     SIZES,
-    all_bit_patterns,
     assert_all_same,
     assert_same,
     bits,
     copies,
+    patterns,
     random,
-    random_bit_patterns,
     surroundings,
     unwritten,
     whole_and_view,
@@ -50,12 +49,6 @@ def check(executor: Executor, outputs: list[Tensor], inputs: list[Tensor]) -> No
     assert_all_same(map(surroundings, outputs), map(surroundings, expected))
 
 
-def patterns(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return every value of a 16-bit type, or random bits: all exponents, infinities, NaNs."""
-    made = all_bit_patterns(dtype) if dtype.itemsize == 2 else random_bit_patterns(70_001, dtype)
-    return made.to(device)
-
-
 def pair(
     executor: Executor, size: int, dtype: torch.dtype, output_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -68,34 +61,17 @@ def pair(
 
 
 @every_executor
-@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-@pytest.mark.parametrize("length", [2**16, 7], ids=["whole", "short-tensors"])
-def test_all_16_bit_patterns_there_and_back(
-    executor: Executor, dtype: torch.dtype, length: int
-) -> None:
-    """All 16-bit patterns survive a cast there and back, also in short tensors.
-
-    Widening is exact; short tensors are not vectorised.
-    """
-    values = executor.some(patterns(dtype, executor.device).split(length), 100)
-    widened = [torch.empty_like(value, dtype=FP32) for value in values]
-    back = [torch.empty_like(value) for value in values]
-    executor.ops.cast_(widened, values)
-    assert_same(torch.cat(widened), torch.cat(values).float())
-    executor.ops.cast_(back, widened)
-    assert_same(torch.cat(back), torch.cat(values))
-
-
-@every_executor
 @every_pair
 def test_bit_patterns_as_torch(
     executor: Executor, dtype: torch.dtype, output_dtype: torch.dtype
 ) -> None:
+    """Bit patterns are cast as by torch, also in tensors that are too short for vectors."""
     source = patterns(dtype, executor.device)
-    output = random(tuple(source.shape), output_dtype, executor.device)
-    check(executor, [output], [source])
-    if dtype == output_dtype:
-        assert torch.equal(bits(output), bits(source)), "NaN payloads count here"
+    for sources in ([source], executor.some(source[::8].split(7)[::8], 100)):
+        outputs = [torch.full_like(values, 7.0, dtype=output_dtype) for values in sources]
+        check(executor, outputs, sources)
+        if dtype == output_dtype:
+            assert torch.equal(*(bits(torch.cat(x)) for x in (outputs, sources))), "NaN payloads"
 
 
 @every_executor
@@ -147,22 +123,10 @@ def test_empty_tensors_anywhere(executor: Executor) -> None:
     empty = torch.empty(0, 4, device=executor.device)
     output, source = pair(executor, 5, FP32, FP16)
     executor.ops.cast_([empty, empty.half()], [empty, empty])
-    check(
-        executor,
-        [empty.half(), output, empty.bfloat16(), empty, empty],
-        [empty, source, empty, empty.double(), empty],
-    )
+    check(executor, [empty.half(), output, empty], [empty, source, empty.double()])
 
 
 # ---- tensors of torch --------------------------------------------------------------------------
-
-
-def test_tensors_that_torch_materialises() -> None:
-    """A cast takes tensors without materialised values: negative views and zero tensors."""
-    sources = [torch._neg_view(torch.ones(3)), torch._efficientzerotensor(3)]
-    outputs = [torch.full((3,), 7.0, dtype=FP16) for _ in sources]
-    ops.cast_(outputs, sources)
-    assert [output.tolist() for output in outputs] == [3 * [-1.0], 3 * [0.0]]
 
 
 def test_inference_tensors() -> None:

@@ -16,13 +16,12 @@ from cases import (
     NON_FINITE,
     OVERLAPPING,
     SIZES,
-    all_bit_patterns,
     assert_all_same,
     assert_same,
     copies,
     edges,
+    patterns,
     random,
-    random_bit_patterns,
     surroundings,
     whole_and_view,
 )
@@ -53,9 +52,7 @@ def check(executor: Executor, op: str, grads: list[Tensor]) -> float:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_every_bit_pattern_is_judged(executor: Executor, dtype: torch.dtype) -> None:
     """All finite values together pass, and each inf and each NaN is found alone."""
-    sixteen_bits = dtype.itemsize == 2
-    values = all_bit_patterns(dtype) if sixteen_bits else random_bit_patterns(200_000, dtype)
-    values = values.to(executor.device)
+    values = patterns(dtype, executor.device)
     finite = values.isfinite()
     assert check(executor, "check_finite", [values[finite]]) == 0.0
     for index, bad in enumerate(values[~finite]):

@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
-from amp_ext import ops
+from amp_ext import ops, verify
 from amp_ext.ops import GEMM_OPS, LIST_OPS
 from amp_ext.ops._op import schema
 from cases import assert_all_same, whole_and_view
@@ -22,6 +22,14 @@ from reference import arguments
 def test_opcheck(executor: Executor, name: str) -> None:
     values = arguments(name, executor.device)
     torch.library.opcheck(getattr(torch.ops.amp_ext, name).default, (), values)
+
+
+@against_oracle
+@pytest.mark.parametrize("name", LIST_OPS)
+def test_cases(executor: Executor, name: str) -> None:
+    """The cases that verify a kernel before its first use hold on every executor."""
+    for case in getattr(ops, name).cases():
+        verify.compare(case._replace(op=name), executor.device)
 
 
 def test_schema_is_the_signature() -> None:
@@ -41,44 +49,16 @@ def test_schema_is_the_signature() -> None:
     )
 
 
-def one_step(
-    grads: list[Tensor], scale: Tensor, tracker: Tensor, skipped: Tensor
-) -> tuple[Tensor, ...]:
-    """Use every op on lists once, as a training step does."""
-    found_inf = torch.zeros_like(scale)
-    inv_scale = scale.double().reciprocal().float()
-    ops.check_finite(grads, found_inf)
-    norm = ops.grad_norm(grads, found_inf, inv_scale)
-    ops.unscale_(grads, found_inf, inv_scale)
-    ops.update_scale_(scale, tracker, [found_inf], 2.0, 0.5, 1, skipped_steps=skipped)
-    copies = [torch.empty_like(grad, dtype=torch.float16) for grad in grads]
-    ops.cast_(copies, grads)
-    params = [torch.ones_like(grad, dtype=torch.float32) for grad in grads]
-    first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
-    steps = [torch.zeros_like(scale) for _ in params]
-    common: dict[str, Any] = {"lr": 0.5, "weight_decay": 0.1, "found_inf": found_inf}
-    betas = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decoupled": True}
-    ops.adam_(params, grads, first, second, steps, **betas, **common, copies=copies)
-    moved = {"momentum": 0.9, "dampening": 0.0, "nesterov": True}
-    ops.sgd_(params, grads, first, **moved, **common)
-    return norm, found_inf, *copies, *params, *first, *second, *steps
-
-
 @against_oracle
-def test_compiles_without_a_graph_break(executor: Executor) -> None:
-    def inputs() -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-        grads = [torch.full((5, 3), 4.0), torch.full((7,), 8.0).bfloat16(), torch.full((), 16.0)]
-        grads = [grad.to(executor.device) for grad in grads]
-        scale, tracker = executor.scalar(4.0), executor.scalar(0, torch.int32)
-        return grads, scale, tracker, executor.scalar(0, torch.int64)
-
+@pytest.mark.parametrize("name", LIST_OPS + GEMM_OPS)
+def test_compiles_without_a_graph_break(executor: Executor, name: str) -> None:
     torch._dynamo.reset()
-    eager, compiled = inputs(), inputs()
-    expected = one_step(*eager)
-    actual = torch.compile(one_step, backend="aot_eager", fullgraph=True)(*compiled)
-    assert_all_same(actual, expected)
-    assert_all_same([*compiled[0], *compiled[1:]], [*eager[0], *eager[1:]])
-    assert compiled[1].item() == 8.0
+    function, results = getattr(ops, name), []
+    for run in (function, torch.compile(function, backend="aot_eager", fullgraph=True)):
+        values = arguments(name, executor.device)
+        leaves = tree_leaves((run(**values), values))
+        results.append([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+    assert_all_same(*results)
 
 
 @against_oracle

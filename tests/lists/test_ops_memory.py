@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 import amp_ext
-import reference
 from amp_ext import ops
 from amp_ext.ops import GEMM_OPS, LIST_OPS
-from cases import assert_all_same, assert_same, copies, tensors, unwritten, written
+from cases import tensors, unwritten, written
 from reference import arguments
 
 SAID = {"scale": "current_scale", "found_infs": "found_inf"}
@@ -139,38 +138,6 @@ def test_negated_view_is_refused(place: Place) -> None:
     assert_refused(place.op, values, rf"{place.said} is a negated view, expected .*: resolve_neg\(")
 
 
-@of_ops(MUTATING, lambda place: place.argument in NEGATABLE)
-def test_negated_view_is_accepted(place: Place) -> None:
-    values = arguments(place.op)
-    original = place.of(values).clone()
-    place.put(values, original)
-    expected = {
-        name: copies(value) if isinstance(value, list) else copies([value])[0]
-        if isinstance(value, Tensor) else value for name, value in values.items()
-    }  # fmt: skip
-    place.put(values, torch._neg_view(original))
-    place.put(expected, -place.of(expected))
-    result = getattr(ops, place.op)(**values)
-    oracle = getattr(reference, place.op)(**expected)
-    assert_all_same(*([t.resolve_neg() for t in tensors(v)] for v in (values, expected)))
-    assert (result is None) == (oracle is None)
-    if result is not None:
-        assert_same(result, oracle)
-
-
-def test_negated_gradient_with_holes() -> None:
-    """A negated gradient with holes, as the imaginary part of a conjugate, leaves the memory
-    between its elements unchanged.
-    """
-    whole = torch.complex(torch.full((5,), 3.0), torch.arange(5.0))
-    grad = whole.conj().imag
-    assert grad.is_neg()
-    assert grad.stride() == (2,)
-    ops.unscale_([grad], torch.zeros(()), torch.tensor(0.5))
-    assert grad.tolist() == [0, -0.5, -1, -1.5, -2]
-    assert whole.tolist() == [complex(3, i / 2) for i in range(5)]
-
-
 # ---- shared ------------------------------------------------------------------------------------
 
 COLUMNS = torch.zeros(8, 10)
@@ -239,21 +206,6 @@ def test_gradient_on_the_memory_of_another_by_numpy() -> None:
         assert_refused("unscale_", values, r"grads\[1\] and grads\[2\] overlap in memory")
 
 
-def test_gradient_in_another_order_on_a_parameter() -> None:
-    """A gradient in another order of elements may not lie on a parameter either."""
-    memory = torch.ones(20)
-    values = {
-        "params": [torch.ones(4, 2).t().contiguous().t(), memory[6:11]],
-        "grads": [memory[:8].view(4, 2), torch.ones(5)],
-        "lr": 0.1,
-        "momentum": 0.0,
-        "dampening": 0.0,
-        "nesterov": False,
-        "weight_decay": 0.0,
-    }
-    assert_refused("sgd_", values, r"params\[1\] and grads\[0\] overlap in memory")
-
-
 def test_gradients_that_touch_or_interleave() -> None:
     """Gradients may touch or interleave.
 
@@ -285,17 +237,3 @@ def test_one_overlap_in_a_long_list(count: int, clusters: int) -> None:
         grads[second] = last.as_strided((1, 2), (2, 1))
         with pytest.raises(RuntimeError, match=rf"grads\[{first}\] and grads\[{second}\] overlap"):
             ops.unscale_(grads, found_inf, factor)
-
-
-def test_scaler_with_the_factor_in_a_gradient() -> None:
-    """A subclass that calls _unscale_grads_ may not place the factor in a gradient."""
-    memory = torch.ones(8)
-    leaf = torch.ones(3, requires_grad=True)
-    leaf.grad = memory[2:5]
-    optimizer = torch.optim.SGD([leaf], lr=1.0)
-    scaler = amp_ext.GradScaler("cpu")
-    for place in (2, 4):
-        overlap = pytest.raises(RuntimeError, match=r"grads\[0\] and inv_scale overlap")
-        with unwritten([memory]), overlap:
-            scaler._unscale_grads_(optimizer, memory[place], torch.zeros(()), False)
-    scaler._unscale_grads_(optimizer, memory[5], torch.zeros(()), False)

@@ -35,7 +35,7 @@ def gradients(short: bool) -> list[Tensor]:
 def test_every_schedule_gives_the_same(
     ptx: Ptx, schedule: Schedule, short: bool, bad: float
 ) -> None:
-    """Every schedule gives the same flag, norms, unscaled and clipped gradients."""
+    """Every schedule gives the same flag, norms, and unscaled, clipped and cast gradients."""
     grads = gradients(short)
     if bad:
         grads[-1][-1] = bad
@@ -50,22 +50,14 @@ def test_every_schedule_gives_the_same(
         by.unscale_(
             clipped, found[3], inv_scale, norm=results[0][0] if results else norm, max_norm=9
         )
-        results.append([norm, norms, *found, *unscaled, *clipped])
+        outputs = [torch.empty_like(t, dtype=FLOATS[i // 4 % 4]) for i, t in enumerate(grads)]
+        by.cast_(outputs, grads)
+        results.append([norm, norms, *found, *unscaled, *clipped, *outputs])
     assert_all_same(results[0], results[1])
     close = {"rtol": 2.0**-22, "atol": 0.0, "equal_nan": True}
     torch.testing.assert_close(results[0][:2], results[2][:2], **close)
     assert_all_same(results[0][2:], results[2][2:])
     assert [flag.item() for flag in results[0][2:6]] == [float(bad != 0)] * 4
-
-
-@every_schedule
-@in_either_table
-def test_every_schedule_casts_the_same(ptx: Ptx, schedule: Schedule, short: bool) -> None:
-    inputs = gradients(short)
-    outputs = [torch.empty_like(t, dtype=FLOATS[i // 4 % 4]) for i, t in enumerate(inputs)]
-    ptx.pin(schedule)
-    ops.cast_(outputs, inputs)
-    assert_all_same(outputs, [t.to(o.dtype) for t, o in zip(inputs, outputs, strict=True)])
 
 
 def test_a_fault_is_the_error_of_the_op(ptx: Ptx) -> None:

@@ -11,13 +11,12 @@ import reference
 from cases import (
     FLOATS,
     NON_FINITE,
-    all_bit_patterns,
     assert_all_same,
     assert_same,
     bits,
     copies,
+    patterns,
     random,
-    random_bit_patterns,
 )
 from executors import Executor, against_oracle, every_executor
 
@@ -25,15 +24,14 @@ from executors import Executor, against_oracle, every_executor
 FACTORS = (1.0, 1.5, 2.0**-16, 1 / 3, -0.7, 0.0, 2.0**-140, 1e30, math.inf, math.nan)
 
 
-def check_against_oracle(executor: Executor, grads: list[torch.Tensor], factor: float) -> float:
-    """Run the op and the oracle on `grads`, compare their writes, and return found_inf."""
-    expected = copies(grads)
+def check_against_oracle(executor: Executor, grads: list[torch.Tensor], factor: float) -> None:
+    """Run the op and the oracle on copies of `grads`, and compare their writes."""
+    grads, expected = copies(grads), copies(grads)
     found_inf, expected_found_inf = executor.scalar(0.0), executor.scalar(0.0)
     reference.unscale_(expected, expected_found_inf, executor.scalar(factor))
     executor.ops.unscale_(grads, found_inf, executor.scalar(factor))
     assert_all_same(grads, expected)
     assert_same(found_inf, expected_found_inf)
-    return found_inf.item()
 
 
 @every_executor
@@ -52,30 +50,19 @@ def test_equals_torch(executor: Executor, dtype: torch.dtype) -> None:
 
 
 @against_oracle
-@pytest.mark.parametrize("length", [2**16, 7], ids=["whole", "short-tensors"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_all_16_bit_patterns(executor: Executor, dtype: torch.dtype, length: int) -> None:
-    """All 16-bit patterns are unscaled, and every eighth in tensors too short for vectors."""
-    for factor in FACTORS if length == 2**16 else (1.5,):
-        grads = all_bit_patterns(dtype).to(executor.device).split(length)[::8]
-        grads = executor.some(grads, 100)
-        assert check_against_oracle(executor, copies(grads), factor) == 1.0
-
-
-@against_oracle
-@pytest.mark.parametrize("factor", [1.5, -0.7, 2.0**-140, 1e30, math.nan])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_random_bit_patterns(executor: Executor, dtype: torch.dtype, factor: float) -> None:
-    grad = random_bit_patterns(300_000, dtype).to(executor.device)
-    assert check_against_oracle(executor, [grad], factor) == 1.0
+@pytest.mark.parametrize("length", [300_000, 7], ids=["whole", "short-tensors"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_bit_patterns(executor: Executor, dtype: torch.dtype, length: int) -> None:
+    """Bit patterns are unscaled, and every eighth part in tensors too short for vectors."""
+    for factor in FACTORS if length > 7 else (1.5,):
+        grads = executor.some(patterns(dtype, executor.device).split(length)[::8], 100)
+        check_against_oracle(executor, grads, factor)
 
 
 @every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_factor_of_one_keeps_every_bit(executor: Executor, dtype: torch.dtype) -> None:
-    sixteen_bits = dtype.itemsize == 2
-    grad = all_bit_patterns(dtype) if sixteen_bits else random_bit_patterns(100_000, dtype)
-    grad = grad.to(executor.device)
+    grad = patterns(dtype, executor.device)
     before = bits(grad).clone()
     executor.ops.unscale_([grad], executor.scalar(0.0), executor.scalar(1.0))
     assert torch.equal(bits(grad), before), "NaN payloads count here"
@@ -114,8 +101,6 @@ def test_product_is_judged_after_rounding(
 
 # ---- clipping ----------------------------------------------------------------------------------
 
-UNCLIPPED = [(None, None), (3.0, None), (3.0, math.inf), (3.0, 1e300), (3.0, 3.1)]
-
 
 def clip(
     executor: Executor,
@@ -136,12 +121,13 @@ def clip(
 def test_clips_as_torch(executor: Executor) -> None:
     """Clipping equals torch's, bit for bit: ones times the factor are the factor."""
     norms = [0.0, 1e-30, 1e-7, 1.0, 3e38, *torch.randn(40).mul(4).exp().tolist()]
-    limits = [0.0, 1e-40, 1e-3, 0.1, 1.0, 1e38, math.inf, *torch.randn(20).exp().tolist()]
+    limits = [0.0, 1e-40, 1e-3, 0.1, 1.0, 1e38, 1e300, None, *torch.randn(20).exp().tolist()]
     for norm in executor.some(norms, 12):
         for max_norm in executor.some(limits, 10):
             expected = torch.nn.Parameter(torch.ones(3))
             expected.grad = torch.ones(3)
-            torch.nn.utils.clip_grads_with_norm_([expected], max_norm, torch.tensor(norm))
+            limit = math.inf if max_norm is None else max_norm
+            torch.nn.utils.clip_grads_with_norm_([expected], limit, torch.tensor(norm))
             grad = torch.ones(3, device=executor.device)
             assert clip(executor, [grad], norm, max_norm) == 0.0
             assert_same(grad, expected.grad)
@@ -169,20 +155,8 @@ def test_unscales_and_clips_as_torch(executor: Executor, dtype: torch.dtype, sca
 
 
 @every_executor
-@pytest.mark.parametrize(("norm", "max_norm"), UNCLIPPED, ids=str)
-def test_norm_within_the_limit_changes_nothing(
-    executor: Executor, norm: float | None, max_norm: float | None
-) -> None:
-    grads = [random((999,), dtype, executor.device) for dtype in FLOATS]
-    expected = copies(grads)
-    executor.ops.unscale_(expected, executor.scalar(0.0), executor.scalar(1 / 3))
-    assert clip(executor, grads, norm, max_norm, 1 / 3) == 0.0
-    assert_all_same(grads, expected)
-
-
-@every_executor
 @pytest.mark.parametrize(("norm", "max_norm"), [*zip(NON_FINITE, (1.0, None, 0.0), strict=True)])
-@pytest.mark.parametrize("count", [0, 1, 20, 1500])
+@pytest.mark.parametrize("count", [0, 20, 1500])
 def test_norm_that_is_not_finite(
     executor: Executor, count: int, max_norm: float | None, norm: float
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import reference
 from amp_ext import ops
 from cases import assert_all_same, assert_same, copies, tensors
-from executors import Executor, against_oracle, every_executor
+from executors import REFERENCE, Executor, against_oracle, every_executor
 
 FLT_MIN = 2.0**-126
 SUBNORMAL = 2.0**-149
@@ -23,8 +23,7 @@ SCALES = (
     *(0.0, -0.0, SUBNORMAL, 2.0**-130, FLT_MIN, 1.7 * FLT_MIN, 1e-10, 1.0, 3.3, 65536.0, 1e30),
     *(2.0**127, FLT_MAX, math.inf, math.nan, -4.0, -FLT_MIN, -SUBNORMAL),
 )
-
-
+FACTORS = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 9}
 Values = dict[str, Any]
 
 
@@ -87,39 +86,25 @@ def test_equals_torch(executor: Executor, scale: float) -> None:
 
 
 @every_executor
-@pytest.mark.parametrize(
-    ("found", "overflow"),
-    [
-        ((0.0,), False),
-        ((0.0, -0.0, 0.0), False),
-        ((0.0, 0.0, 1.0), True),
-        ((1.0, 1.0), True),
-        ((2.0,), True),
-        ((math.nan, 0.0), True),
-        ((0.0,) * 300, False),
-        ((0.0,) * 299 + (1.0,), True),
-    ],
-    ids=lambda value: str(value)[:24],
-)
-def test_any_found_inf_is_an_overflow(
-    executor: Executor, found: tuple[float, ...], overflow: bool
-) -> None:
-    scale = torch.full((1,), 4.0, device=executor.device)
-    tracker = torch.zeros(1, dtype=torch.int32, device=executor.device)
-    found_infs = [executor.scalar(value) for value in found]
-    skipped, before = executor.scalar(0, torch.int64), copies(found_infs)
-    executor.ops.update_scale_(scale, tracker, found_infs, 2.0, 0.5, 2, skipped_steps=skipped)
-    assert_all_same(found_infs, before)
-    assert (scale.tolist(), skipped.item()) == ([2.0 if overflow else 4.0], int(overflow))
+def test_any_of_many_found_infs_is_an_overflow(executor: Executor) -> None:
+    flags = [executor.scalar(0.0) for _ in range(299)]
+    for last, expected in ((-0.0, 4.0), (2.0, 2.0), (math.nan, 2.0)):
+        values = state(executor, 4.0) | {"scale": torch.full((1,), 4.0, device=executor.device)}
+        found_infs = [*flags, executor.scalar(last)]
+        before = copies(found_infs)
+        executor.ops.update_scale_(**values, found_infs=found_infs, **FACTORS)
+        assert_all_same(found_infs, before)
+        assert values["scale"].tolist() == [expected]
+        assert values["skipped_steps"].item() == int(expected == 2.0)
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(3), torch.zeros(()).half()], ids=["shape", "dtype"])
 def test_each_of_many_found_infs_is_checked(bad: torch.Tensor) -> None:
-    scale, tracker = torch.tensor(4.0), torch.tensor(0).int()
-    found_infs = [torch.ones(()) for _ in range(3000)]
+    values = state(REFERENCE, 4.0)
+    found_infs = [*(torch.ones(()) for _ in range(3000)), bad]
     with pytest.raises(RuntimeError, match="found_inf must be a"):
-        ops.update_scale_(scale, tracker, [*found_infs, bad], 2.0, 0.5, 1)
-    assert scale.item() == 4.0
+        ops.update_scale_(**values, found_infs=found_infs, **FACTORS)
+    assert values["scale"].item() == 4.0
 
 
 @every_executor
@@ -189,9 +174,8 @@ def test_the_next_step_is_made_ready(executor: Executor) -> None:
     """
     next_step = torch.tensor([7.0, 1.0, 5.0], device=executor.device)
     values = state(executor, 12.0, next_step=next_step)
-    factors = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 9}
     found_infs = [next_step[1], executor.scalar(0.0)]
-    executor.ops.update_scale_(**values, found_infs=found_infs, **factors)
+    executor.ops.update_scale_(**values, found_infs=found_infs, **FACTORS)
     assert next_step.tolist() == [torch.tensor(6.0).reciprocal(), 0, 1]
     assert update(executor, values, 0.0, growth=0.5, interval=1)[0] == 3.0
     assert next_step.tolist() == [torch.tensor(3.0).reciprocal(), 0, 0]

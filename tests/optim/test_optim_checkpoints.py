@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,15 +37,12 @@ def through_a_file(value: Any) -> Any:
     return torch.load(file)
 
 
-def continued(
-    source: torch.optim.Optimizer, target: torch.optim.Optimizer
-) -> torch.optim.Optimizer:
-    """The target, with the weights and the checkpoint of the source, after three more steps."""
+def loaded(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the target, with the weights and the checkpoint of the source."""
     with torch.no_grad():
         for mine, other in zip(params(target), params(source), strict=True):
             mine.copy_(other)
     target.load_state_dict(through_a_file(source.state_dict()))
-    train(target, range(3, 6))
     return target
 
 
@@ -53,9 +51,9 @@ def test_across(case: str) -> None:
     ours, torchs = make(optim, case), make(torch.optim, case)
     for optimizer in (ours, torchs):
         train(optimizer, range(3))
-    from_ours = [continued(ours, make(module, case)) for module in (optim, torch.optim)]
-    from_torch = [continued(torchs, make(module, case)) for module in (optim, torch.optim)]
-    for optimizer in (ours, torchs):
+    from_ours = [loaded(ours, make(module, case)) for module in (optim, torch.optim)]
+    from_torch = [loaded(torchs, make(module, case)) for module in (optim, torch.optim)]
+    for optimizer in (*from_ours, *from_torch, ours, torchs):
         train(optimizer, range(3, 6))
     assert_same_bits(bits(from_ours[0]), bits(ours))
     assert_same_bits(bits(from_torch[1]), bits(torchs))
@@ -66,15 +64,6 @@ def test_across(case: str) -> None:
 def halves(case: str = "adamw", **more: Any) -> Any:
     name, options = OPTIONS[case]
     return getattr(optim, name)(params_of(dtype=torch.bfloat16), lr=LR, **options, **more)
-
-
-def test_masters_are_loaded_in_float32() -> None:
-    source = halves(master_weights=True)
-    train(source, range(3))
-    target = continued(source, halves(master_weights=True))
-    train(source, range(3, 6))
-    assert_same_bits(bits(target), bits(source))
-    assert target.state[params(target)[0]]["exp_avg"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("through_torch", [False, True])
@@ -89,11 +78,7 @@ def test_masters_from_weights(through_torch: bool) -> None:
         train(before, range(1))
         source.load_state_dict(before.state_dict())
     train(source, range(3))
-    target = halves(master_weights=True)
-    with torch.no_grad():
-        for mine, other in zip(params(target), params(source), strict=True):
-            mine.copy_(other)
-    target.load_state_dict(source.state_dict())
+    target = loaded(source, halves(master_weights=True))
     for group in target.param_groups:
         group["lr"] = group["weight_decay"] = 0.0
     train(target, [3])
@@ -112,14 +97,24 @@ def test_moments_get_the_dtypes_of_the_optimizer() -> None:
     assert_same_bits(of_narrow, first.bfloat16())
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
-def test_copies_and_pickles(copied: Any) -> None:
-    optimizer = halves(master_weights=True, exp_avg_dtype=torch.bfloat16)
+MASTERS = {"master_weights": True, "exp_avg_dtype": torch.bfloat16}
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda optimizer: pickle.loads(pickle.dumps(optimizer)),
+    "checkpoint": lambda optimizer: loaded(optimizer, halves(**MASTERS)),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_go_on_alike(how: str) -> None:
+    optimizer = halves(**MASTERS)
     train(optimizer, range(2))
-    other = copied(optimizer)
+    other = COPIES[how](optimizer)
     for each in (optimizer, other):
         train(each, range(2, 4))
     assert_same_bits(bits(other), bits(optimizer))
+    dtypes = {name: value.dtype for name, value in other.state[params(other)[0]].items()}
+    assert (dtypes["master_param"], dtypes["exp_avg"]) == (torch.float32, torch.bfloat16)
 
 
 def test_loading_between_steps_and_hooks() -> None:
@@ -155,11 +150,8 @@ def test_where_steps_are_saved(executor: Executor, fused: bool | None) -> None:
     saved = copy.deepcopy(optimizer.state_dict())
     expected = executor.device if fused else torch.device("cpu")
     assert {state["step"].device.type for state in saved["state"].values()} == {expected.type}
-    with torch.no_grad():
-        for mine, source in zip(params(other), params(optimizer), strict=True):
-            mine.copy_(source)
-    other.load_state_dict(saved)
-    optimizer.load_state_dict(copy.deepcopy(saved))
+    loaded(optimizer, other)
+    optimizer.load_state_dict(saved)
     for each in (optimizer, other):
         train(each, range(2, 4))
     assert_close(params(optimizer), params(other), tolerance(4, LR))

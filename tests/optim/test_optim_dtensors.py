@@ -5,7 +5,6 @@ A step sends no message of its own.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-import amp_ext
 import ranks
 from amp_ext import optim
-from optim_cases import assert_close, assert_same_bits, params_of, tolerance
+from optim_cases import assert_same_bits, params_of
 
 CASES = ranks.Cases(lambda world, folder: (world, folder))
 LR = 0.01
@@ -226,57 +224,6 @@ def left_to_torch(world: int, folder: Path) -> None:
     assert_same_bits(everything(optimizer, local), before)
 
 
-@CASES.add
-def error_on_one_rank(world: int, folder: Path) -> None:
-    """It changes nothing there, and keeps no other rank waiting."""
-    ours, same = pair(world)
-    train_both(ours, same, range(1))
-    params, wholes = (optimizer.param_groups[0]["params"] for optimizer in (ours, same))
-    set_grads(params, wholes, 1)
-    before = everything(ours, local)
-    good = local(params[4].grad).clone()
-    if distributed.get_rank() == 1:
-        memory = local(params[4].grad).untyped_storage()
-        memory.resize_(0)
-        with pytest.raises(RuntimeError, match=r"grads\[4\] needs a storage of 28 bytes"):
-            ours.step()
-        assert_same_bits(everything(ours, local), before)
-        memory.resize_(28)
-        local(params[4].grad).copy_(good)
-    ours.step()
-    same.step()
-    assert_same_wholes(ours, same)
-
-
-def scaled(world: int, folder: Path, module: Any) -> None:
-    """An overflow on one rank skips the step of all."""
-    mesh = init_device_mesh("cpu", (world,))
-    models = []
-    for kind in (optim.SGD, torch.optim.SGD):
-        model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 1, bias=False))
-        for param in model.parameters():
-            param.data.copy_(params_of([param.shape])[0].detach().round())
-        fully_shard(model, mesh=mesh)
-        optimizer = kind(model.parameters(), lr=0.25, momentum=0.5)
-        scaler = module.GradScaler("cpu", init_scale=8.0)
-        for step in range(3):
-            x = torch.full((1, 4), float(distributed.get_rank() + 1))
-            if step == 1 and distributed.get_rank() == 1:
-                x.fill_(torch.inf)
-            scaler.scale(model(x).sum()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        assert scaler.get_scale() == 4.0
-        models.append(model)
-    for ours, torchs in zip(*(model.parameters() for model in models), strict=True):
-        assert_same_bits(whole(ours.detach()), whole(torchs.detach()))  # numbers of few bits
-
-
-for module in (torch.amp, amp_ext):
-    CASES.add(scaled, module)
-
-
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
@@ -310,9 +257,8 @@ def train(optimizer: torch.optim.Optimizer, steps: range) -> None:
         optimizer.step()
 
 
-def adam(model: nn.Module, module: Any = optim, **options: Any) -> Any:
-    kind = module.AdamW if "fused" in options else module.Adam
-    return kind(model.parameters(), lr=LR, **options)
+def adam(model: nn.Module, **options: Any) -> Any:
+    return optim.Adam(model.parameters(), lr=LR, **options)
 
 
 def save(model: nn.Module, optimizer: Any, path: Path) -> None:
@@ -349,38 +295,8 @@ def saved(world: int, folder: Path, dtype: torch.dtype, options: Any, by_two: bo
 
 
 SAVED = ((F32, {"amsgrad": True}), (BF16, MASTERS))
-for dtype, options in SAVED:
-    CASES.add(saved, dtype, options, True)
-    CASES.add(saved, dtype, options, False)
-
-
-def across(world: int, folder: Path, how: str) -> None:
-    """Load checkpoints from torch's optimizers into amp_ext's, and back."""
-    models = [in_parts(world, F32, world) for _ in range(3)]
-    torchs, ours, again = (
-        adam(model, module, fused=True if how == "fused" else None)
-        for model, module in zip(models, (torch.optim, optim, torch.optim), strict=True)
-    )
-    train(torchs, range(2))
-    for source, target in ((0, 1), (1, 2)):
-        optimizers = torchs, ours, again
-        models[target].load_state_dict(models[source].state_dict())
-        given = names.StateDictOptions(full_state_dict=how == "whole", broadcast_from_rank0=False)
-        state = names.get_optimizer_state_dict(models[source], optimizers[source], options=given)
-        state = copy.deepcopy(state)
-        names.set_optimizer_state_dict(models[target], optimizers[target], state, options=given)
-    for optimizer in (ours, again):
-        assert_same_bits(everything(optimizer, local), everything(torchs, local))
-    for optimizer in (torchs, ours, again):
-        train(optimizer, range(2, 4))
-    assert_same_bits(everything(again, local), everything(torchs, local))
-    for model in models[1:]:
-        mine, other = ([local(p.detach()) for p in m.parameters()] for m in (model, models[0]))
-        assert_close(mine, other, tolerance(4, LR))
-
-
-for how in ("fused", "whole"):
-    CASES.add(across, how)
+for by_two, (dtype, options) in enumerate(SAVED):
+    CASES.add(saved, dtype, options, bool(by_two))
 
 
 # ---- the ranks -----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,20 +26,13 @@ def parts() -> list[Tensor]:
     return [nn.Parameter(buffer[:3]), nn.Parameter(buffer[2:])]
 
 
-def repeated() -> list[Tensor]:
-    params = [nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(2))]
-    return [*params, params[0]]
-
-
-SHARED: list[Callable[[], list[Tensor]]] = [tied, parts, repeated]
+SHARED: list[Callable[[], list[Tensor]]] = [tied, parts]
 NAMES = ("Adam", "AdamW", "SGD")
 OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5, "dampening": 0.25}}
 
 
 def make(module: Any, name: str, params: list[Tensor], **options: Any) -> torch.optim.Optimizer:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*duplicate parameters")
-        return getattr(module, name)(params, lr=0.1, **OPTIONS.get(name, {}), **options)
+    return getattr(module, name)(params, lr=0.1, **OPTIONS.get(name, {}), **options)
 
 
 def trained(

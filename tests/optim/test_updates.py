@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -120,18 +119,6 @@ def test_copies_are_the_rounded_parameters(executor: Executor, op: str) -> None:
         assert_same(copy, param.to(copy.dtype))
 
 
-@against_oracle
-@every_op
-@pytest.mark.parametrize("count", [1, 403, 404, 2000])
-def test_long_lists(executor: Executor, op: str, count: int) -> None:
-    """Each parameter counts its own step, also an empty tensor without a chunk."""
-    count = executor.length(count)
-    values = call(executor, op, [(i % 7,) for i in range(count)])
-    before = [step.item() for step in values["steps"]]
-    check(executor, op, values)
-    assert [step.item() - 1 for step in values["steps"]] == before
-
-
 @pytest.mark.ptx
 @every_op
 def test_a_step_is_raised_when_all_threads_have_read_it(op: str, ptx: Ptx) -> None:
@@ -158,31 +145,6 @@ def test_nothing_but_empty_parameters(executor: Executor, op: str) -> None:
 
 
 # ---- scalars of the step -----------------------------------------------------------------------
-
-
-@every_executor
-@every_op
-@pytest.mark.parametrize("value", [1.0, 2.0, math.inf, math.nan])
-def test_nothing_is_written_after_an_overflow(executor: Executor, op: str, value: float) -> None:
-    values = call(executor, op, [(CHUNK + 5,), (0,), (3,)], found_inf=executor.scalar(value))
-    values["copies"] = [torch.zeros_like(p, dtype=BF16) for p in values["params"]]
-    values["inv_scale"] = executor.scalar(0.5)
-    with unwritten(tensors(values)):
-        getattr(executor.ops, op)(**values)
-
-
-@every_executor
-@every_op
-@pytest.mark.parametrize("norm", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("flagged", [False, True])
-def test_a_norm_that_is_not_finite_is_an_overflow(
-    executor: Executor, op: str, norm: float, flagged: bool
-) -> None:
-    values = call(executor, op, [(CHUNK + 5,), (3,)], norm=executor.scalar(norm), max_norm=1.0)
-    with unwritten(tensors(values)):
-        found_inf = executor.scalar(0.0) if flagged else None
-        getattr(executor.ops, op)(**values, found_inf=found_inf)
-    assert not flagged or found_inf.item() == 1.0
 
 
 @every_executor
@@ -284,23 +246,6 @@ def test_what_bfloat16_has_is_not_rounded(executor: Executor) -> None:
         values = rounded_at_random(executor, "sgd_", value, 500)
         assert values.unique().tolist() == [value]
     assert rounded_at_random(executor, "sgd_", math.nan, 500).isnan().all()
-
-
-@against_oracle
-@every_op
-@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
-def test_stochastic_rounding(executor: Executor, op: str, dtype: torch.dtype) -> None:
-    """Only bfloat16 state rounds stochastically, with equal bits on every backend.
-
-    Copies are rounded to nearest.
-    """
-    for copies_too, moment in ((dtype == FP32, BF16), (False, FP32), (False, FP16)):
-        shapes = [(CHUNK + 40,), (3,)]
-        state: Any = {"dtypes": (moment, BF16), "amsgrad": True}
-        values = call(executor, op, shapes, dtype, state=state, stochastic_rounding=True)
-        if copies_too:
-            values["copies"] = [torch.empty_like(p, dtype=BF16) for p in values["params"]]
-        check(executor, op, values)
 
 
 # ---- threads, versions -------------------------------------------------------------------------

@@ -40,17 +40,6 @@ def words(numbers: Tensor) -> Tensor:
     return (numbers & 0xFFFFFFFF).to(torch.int32)
 
 
-NOTHING = torch.zeros(1)
-
-
-def mbarrier_phases() -> Iterator[Case]:
-    """fresh, an odd phase is over; n arrivals complete a phase"""
-    for arrivals, phases in ((3, 4), (1, 3)):
-        seen = torch.zeros(arrivals * phases + 1, dtype=torch.int32)
-        seen[-1] = 1
-        yield Case((arrivals, phases), NOTHING, seen)
-
-
 def grids() -> Iterator[Case]:
     """a grid that begins early waits for all grids before it"""
     for blocks, rounds in ((2, 1), (8, 20), (300, 400)):
@@ -61,4 +50,4 @@ def grids() -> Iterator[Case]:
         yield Case((blocks, number, rounds), data, words(x))
 
 
-PROBES = (mbarrier_phases, grids)
+PROBES = (grids,)

@@ -1,23 +1,19 @@
-"""Check the executor's assumptions about a GPU, each alone: on itself, and on a GPU.
+"""Compare the executor, or a GPU, with NVIDIA's manual of single instructions.
 
     python tests/probe/run.py
     python tests/probe/run.py --device cuda
-    python tests/probe/run.py --probe wgmma_groups --device cuda
 
-The script compares each with NVIDIA's manual. On a GPU, one of compute capability 9.0, each probe
-has a process of its own and a time limit, because a wrong assumption may hang. The exit status is 1
-when a probe disagrees.
+The GPU has compute capability 9.0. A wrong assumption may hang, or end the use of the GPU: the
+first line that is not "ok" names it. The exit status is 1 when a probe disagrees.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -34,15 +30,6 @@ from ptx_backend.build import BUILD, CSRC, Unit
 PROBES: dict[str, Callable[[], Iterator[Case]]] = {
     probe.__name__: probe for probe in (*blocks.PROBES, *tiles.PROBES)
 }
-GPU_ALONE = ("mbarrier_bytes", "mbarrier_phases")
-"""Probes that the executor cannot answer.
-
-It sleeps in try_wait until a phase ends, which a probe of an open phase asks for in vain.
-"""
-ROW = "{:<19}{:<63}{:<10}{}"
-
-LIMIT = 20  # seconds for a process that uses the GPU, including torch's import
-PROCESSES = 8  # of these at a time
 
 
 class Ptx:
@@ -96,7 +83,6 @@ def addresses(tensors: Sequence[Tensor]) -> list[ctypes.c_void_p]:
 
 
 DEVICES = {"ptx": Ptx(), "cuda": Cuda()}
-say = partial(print, flush=True)  # also into a pipe, since the process may be ended
 
 
 def difference(got: Tensor, expected: Tensor) -> str:
@@ -131,58 +117,19 @@ def check(name: str, device: Ptx | Cuda, seed: int = 0) -> str:
     return ""
 
 
-def check_in_process(name: str) -> str:
-    """Return the same for the GPU, from a process that can be ended."""
-    command = [sys.executable, __file__, "--probe", name, "--device", "cuda"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return f"{name}: no end within {LIMIT} s"
-    if done.returncode == 0:
-        return ""
-    lines = done.stdout.splitlines()
-    if lines and lines[-1].startswith(name):
-        return lines[-1]
-    return " | ".join([f"{name}: exit status {done.returncode}", *done.stderr.splitlines()[-3:]])
-
-
-def result(fault: str | None) -> str:
-    return "none" if fault is None else "DIFFERS" if fault else "ok"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a line for each probe as soon as it is done, and then the disagreements."""
+def main() -> int:
+    """Print a line for each probe: ok, or its disagreement."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--probe", choices=PROBES, help="only this one, on --device")
-    parser.add_argument("--device", choices=DEVICES, help="only this one")
-    options = parser.parse_args(argv)
-    if options.probe:
-        fault = check(options.probe, DEVICES[options.device or "ptx"])
-        print(fault or f"{options.probe}: ok")
-        return int(bool(fault))
-
-    missing = {"ptx": build.missing(), "cuda": nvcc.missing()}
-    if options.device and missing[options.device]:
-        parser.error(missing[options.device])
-    executor, gpu = (not missing[n] and options.device in (None, n) for n in DEVICES)
-    say(f"executor: {'tests/cudasim' if executor else 'none, ' + missing['ptx']}")
-    say(f"GPU: {torch.cuda.get_device_name() if gpu else 'none, ' + missing['cuda']}")
-    say(ROW.format("probe", "assumes", "executor", "GPU"))
-    if gpu:
-        DEVICES["cuda"].library()  # built once, before the processes that load it
-    wrong, asked = [], 0
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        on_gpu = {name: pool.submit(check_in_process, name) for name in PROBES if gpu}
-        for name, probe in PROBES.items():
-            ptx = check(name, DEVICES["ptx"]) if executor and name not in GPU_ALONE else None
-            cuda = on_gpu[name].result() if gpu else None
-            say(ROW.format(name, probe.__doc__, result(ptx), result(cuda)))
-            wrong += [f"{of}, {fault}" for of, fault in (("executor", ptx), ("GPU", cuda)) if fault]
-            asked += (ptx is not None) + (cuda is not None)
-    for fault in wrong:
-        say(fault)
-    say(f"{asked - len(wrong)} of {asked} probes agree")
-    return int(bool(wrong))
+    parser.add_argument("--device", choices=DEVICES, default="ptx")
+    name = parser.parse_args().device
+    if missing := {"ptx": build, "cuda": nvcc}[name].missing():
+        parser.error(missing)
+    faults = []
+    for probe, cases in PROBES.items():
+        print(f"{probe:<19}{cases.__doc__:<63}", end="", flush=True)
+        faults.append(check(probe, DEVICES[name]))
+        print(faults[-1] or "ok", flush=True)
+    return int(any(faults))
 
 
 if __name__ == "__main__":

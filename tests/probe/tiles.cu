@@ -26,9 +26,7 @@ struct LoadedBox {
   ptx::Mbarrier full;
 };
 
-// Dumps a box of shared memory from pack `first` on. If the barrier learns of its bytes only
-// afterwards, the number behind the box counts apparent completions of the phase.
-template <bool kExpectedFirst>
+// Dumps a box of shared memory from pack `first` on.
 __global__ void load_box(const CUtensorMap __grid_constant__ map, uint4* to, int first, int packs,
                          Point at) {
   auto& shared = ptx::shared<LoadedBox>();
@@ -41,14 +39,8 @@ __global__ void load_box(const CUtensorMap __grid_constant__ map, uint4* to, int
   }
   ptx::block_sync();
   if (threadIdx.x == 0) {
-    if constexpr (kExpectedFirst) ptx::mbarrier_arrive_expect_tx(shared.full, bytes);
+    ptx::mbarrier_arrive_expect_tx(shared.full, bytes);
     ptx::tma_load(box, map, shared.full, at.x, at.y, at.z);
-    if constexpr (!kExpectedFirst) {
-      uint32_t completed = 0;
-      for (int i = 0; i < 8; ++i) completed += ptx::mbarrier_try_wait(shared.full, 0);
-      ptx::mbarrier_arrive_expect_tx(shared.full, bytes);
-      to[packs] = make_uint4(completed, completed, completed, completed);
-    }
   }
   ptx::mbarrier_wait(shared.full, 0);
   for (int i = threadIdx.x; i < packs; i += kBoxThreads) to[i] = box[i];
@@ -188,7 +180,6 @@ int map_loads(CUtensorMap* map, const void* base, uint32_t columns, uint32_t row
                            static_cast<CUtensorMapSwizzle>(swizzle));
 }
 
-template <bool kExpectedFirst>
 int load(const void* from, uint4* to, int swizzle, int columns, int first, Point at) {
   constexpr int kRows = 16;
   constexpr int kMatrices = 2;
@@ -196,8 +187,7 @@ int load(const void* from, uint4* to, int swizzle, int columns, int first, Point
   const int error = map_loads(&map, from, columns, kRows, kMatrices, swizzle);
   if (error != cudaSuccess) return error;
   const int packs = kMatrices * kRows * columns / 8;
-  return launch({1, kBoxThreads, sizeof(LoadedBox)}, load_box<kExpectedFirst>, map, to, first,
-                packs, at);
+  return launch({1, kBoxThreads, sizeof(LoadedBox)}, load_box, map, to, first, packs, at);
 }
 
 // Stores boxes of 8 x 32 to 2 matrices of 13 x 40 FP32 elements, apart by more.
@@ -217,15 +207,11 @@ extern "C" {
 
 int probe_tma_load(const void* from, uint4* to, int swizzle, int columns, int first, int x, int y,
                    int z) {
-  return load<true>(from, to, swizzle, columns, first, {x, y, z});
+  return load(from, to, swizzle, columns, first, {x, y, z});
 }
 
 int probe_tma_outside(const void* from, uint4* to, int swizzle, int columns, int x, int y, int z) {
-  return load<true>(from, to, swizzle, columns, 0, {x, y, z});
-}
-
-int probe_mbarrier_bytes(const void* from, uint4* to) {
-  return load<false>(from, to, CU_TENSOR_MAP_SWIZZLE_128B, 64, 0, {0, 0, 0});
+  return load(from, to, swizzle, columns, 0, {x, y, z});
 }
 
 int probe_tma_store(const uint4* from, void* to, int x, int y) {

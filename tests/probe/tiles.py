@@ -70,13 +70,6 @@ def tma_outside() -> Iterator[Case]:
             yield Case((swizzle, columns, *at), source, box)
 
 
-def mbarrier_bytes() -> Iterator[Case]:
-    """TMA's bytes may come before they are expected"""
-    source = tma_source()
-    never = torch.zeros(8, dtype=torch.int16)
-    yield Case((), source, torch.cat([swizzled(box_of(source, 64, (0, 0, 0)), 3), never]))
-
-
 def stored_boxes() -> tuple[Tensor, Tensor]:
     """Return two boxes, and how they lie in shared memory."""
     boxes = operand(2, 8, 32).float()
@@ -165,7 +158,6 @@ PROBES = (
     tma_outside,
     tma_store,
     tma_reduce,
-    mbarrier_bytes,
     wgmma_mn_major,
     wgmma_groups,
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
@@ -35,59 +35,22 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 }
 
 
-class Training:
-    """Six steps of a small network; `damage` spoils a gradient before the third."""
-
-    def __init__(self, scaler_class: ScalerClass, optimizer: str, device: str = "cpu"):
-        self.net = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).to(device)
-        self.optimizer = OPTIMIZERS[optimizer](self.net.parameters())
-        self.scaler = scaler_class(device, init_scale=128.0, growth_interval=2)
-        self.inputs = torch.randn(6, 5, 8).to(device)
-        self.history: list[Any] = []
-
-    def loss(self, index: int) -> Tensor:
-        return self.net(self.inputs[index]).square().mean()
-
-    def damage(self, index: int) -> None:
+def trained(scaler_class: ScalerClass, make: Callable[[Any], Optimizer], device: str) -> list[Any]:
+    """Return the states of six steps of a small network, the third with an overflow."""
+    net = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).to(device)
+    optimizer = make(net.parameters())
+    scaler = scaler_class(device, init_scale=128.0, growth_interval=2)
+    states = []
+    for index, inputs in enumerate(torch.randn(6, 5, 8).to(device)):
+        optimizer.zero_grad()
+        scaler.scale(net(inputs).square().mean()).backward()
         if index == 2:
-            self.net[2].weight.grad[1, 3] = math.inf
-
-    def note(self, *more: Any) -> None:
-        self.history.append([state_of(self.scaler, [self.optimizer]), *plain(more)])
-
-    def run(self, one_step: Callable[[Training, int], Any] | None = None) -> list[Any]:
-        for index in range(len(self.inputs)):
-            (one_step or Training.one_step)(self, index)
-            self.note()
-        return self.history
-
-    def one_step(self, index: int) -> None:
-        self.optimizer.zero_grad()
-        self.scaler.scale(self.loss(index)).backward()
-        self.damage(index)
-        self.note(self.scaler.step(self.optimizer))
-        self.scaler.update()
-
-    def penalized(self, index: int) -> None:
-        """Gradient penalty: the scaled gradients are part of a graph of their own."""
-        self.optimizer.zero_grad()
-        loss = self.loss(index)
-        scaled = torch.autograd.grad(
-            self.scaler.scale(loss), self.net.parameters(), create_graph=True
-        )
-        inv_scale = 1.0 / self.scaler.get_scale()
-        norm = sum((grad * inv_scale).square().sum() for grad in scaled).sqrt()
-        self.scaler.scale(loss + norm).backward()
-        self.damage(index)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
-    def with_a_graph(self, index: int) -> None:
-        """The gradients themselves require grad, as after backward(create_graph=True)."""
-        self.optimizer.zero_grad()
-        self.scaler.scale(self.loss(index)).backward(create_graph=True)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+            net[2].weight.grad[1, 3] = math.inf
+        returned = scaler.step(optimizer)
+        states.append([state_of(scaler, [optimizer]), returned])
+        scaler.update()
+        states.append([state_of(scaler, [optimizer])])
+    return states
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -95,18 +58,10 @@ class Training:
 def test_trains_as_torch(optimizer: str, device: str) -> None:
     if (optimizer, device) == ("adagrad-fused", "cuda"):
         pytest.skip("torch's Adagrad refuses fused on CUDA")
-    kind, history = same_outcome(lambda scaler: Training(scaler, optimizer, device).run())
+    kind, states = same_outcome(lambda cls: trained(cls, OPTIMIZERS[optimizer], device))
     assert kind == "returned"
-    scales = [entry[0]["scale"] for entry in history[1::2]]
+    scales = [state["scale"] for (state,) in states[1::2]]
     assert scales == [128.0, 256.0, 128.0, 128.0, 256.0, 256.0], "one overflow and two growths"
-
-
-@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-@pytest.mark.parametrize("optimizer", ["sgd-momentum", "adam-fused"])
-@pytest.mark.parametrize("step", [Training.penalized, Training.with_a_graph])
-def test_ways_to_train(step: Callable[[Training, int], Any], optimizer: str) -> None:
-    kind, *_ = same_outcome(lambda scaler: Training(scaler, optimizer).run(step))
-    assert kind == "returned"
 
 
 @pytest.mark.parametrize("duplicates", [1, 2])

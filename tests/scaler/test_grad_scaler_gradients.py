@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -193,32 +191,15 @@ def test_fp16_sparse_gradients_stay_uncoalesced_on_an_error() -> None:
     assert not sparse.grad.is_coalesced()
 
 
-ZERO_TENSOR = """
-import torch
-from amp_ext import GradScaler
-
-good, zero = torch.ones(1), torch.ones(3)
-good.grad, zero.grad = torch.full((1,), 4.0), torch._efficientzerotensor(3)
-scaler = GradScaler("cpu")
-scaler.scale(torch.ones(()))
-optimizer = torch.optim.SGD([good, zero], lr=0.5)
-for check in (scaler._check_inf_per_device, scaler.unscale_):
-    try:
-        check(optimizer)
-    except RuntimeError as error:
-        assert "ZeroTensors are immutable" in str(error), error
-    else:
-        assert check != scaler.unscale_
-assert good.grad.tolist() == [4.0]
-"""
-
-
 def test_zero_tensor_gradient_has_no_memory() -> None:
-    """A zero-tensor gradient is an error, as in torch, but leaves the other gradients unscaled.
-
-    The test has a process of its own, because a write may crash.
-    """
-    subprocess.run([sys.executable, "-c", ZERO_TENSOR], check=True)
+    """A zero-tensor gradient is an error, as in torch, but leaves the other gradients unscaled."""
+    good, zero = leaf(GOOD), torch.ones(3)
+    zero.grad = torch._efficientzerotensor(3)
+    scaler, optimizer = started(OURS), sgd(good, zero)
+    for check in (scaler._check_inf_per_device, scaler.unscale_):
+        with pytest.raises(RuntimeError, match="ZeroTensors are immutable"):
+            check(optimizer)
+    assert good.grad.tolist() == GOOD
 
 
 def test_a_bad_flag_changes_nothing() -> None:
@@ -227,10 +208,3 @@ def test_a_bad_flag_changes_nothing() -> None:
     with pytest.raises(RuntimeError, match="found_inf must be a float tensor"):
         started(OURS)._unscale_grads_(sgd(param), torch.ones(()), torch.zeros(1).double(), True)
     assert not param.grad.is_coalesced()
-
-
-def test_what_is_not_a_tensor() -> None:
-    optimizer, scaler = sgd(leaf(GOOD)), started(OURS)
-    with pytest.raises(TypeError, match="inv_scale must be a tensor, got str"):
-        scaler._unscale_grads_(optimizer, "word", torch.zeros(()), False)
-    assert grads(optimizer)[0].tolist() == GOOD

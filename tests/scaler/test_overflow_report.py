@@ -243,10 +243,3 @@ def test_optimizers_of_older_steps_are_forgotten() -> None:
 
 
 # ---- the scaler around it ----------------------------------------------------------------------
-
-
-def test_disabled_scaler() -> None:
-    scaler, optimizer = OURS("cpu", enabled=False), sgd(leaf([INF]))
-    close(scaler, optimizer)
-    assert scaler.overflow_report() == NOTHING
-    assert (scaler.step_was_skipped, scaler.get_skipped_steps()) == (False, 0)

@@ -97,16 +97,15 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(INTEGER_OF_SIZE[tensor.element_size()])
 
 
-def all_bit_patterns(dtype: torch.dtype) -> Tensor:
-    """Return every value of a 16-bit type once."""
-    return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
-
-
-def random_bit_patterns(count: int, dtype: torch.dtype) -> Tensor:
-    """Return random values of a 32- or 64-bit type: all exponents, subnormals, infs and NaNs."""
+def patterns(dtype: torch.dtype, device: torch.device, count: int = 200_000) -> Tensor:
+    """Return every value of a 16-bit type; of others random exponents, subnormals, infs, NaNs."""
     integer = INTEGER_OF_SIZE[dtype.itemsize]
-    patterns = torch.randint(torch.iinfo(integer).min, torch.iinfo(integer).max, (count,))
-    return patterns.to(integer).view(dtype)
+    info = torch.iinfo(integer)
+    if dtype.itemsize == 2:
+        values = torch.arange(info.min, info.max + 1)
+    else:
+        values = torch.randint(info.min, info.max, (count,))
+    return values.to(integer).view(dtype).to(device)
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import os
 import sys
 
@@ -17,7 +16,7 @@ if __name__ == "__main__":
 
 import torch
 
-from amp_ext import _C, ops
+from amp_ext import _C, ops, verify
 
 
 def small_products(device: torch.device) -> None:
@@ -40,48 +39,12 @@ def small_products(device: torch.device) -> None:
     _C.force_gemm_tile(None)
 
 
-def small_steps(device: torch.device) -> None:
-    """Two updates by each optimizer of vectors, their tails and more than one chunk."""
-    sizes = (1, 7, 8, 9, 4095, 16384 + 5)
-    steps = [torch.tensor(float(i), device=device) for i in range(len(sizes))]
-    rates = {"lr": 0.5, "weight_decay": 0.25}
-    betas = {"beta1": 0.5, "beta2": 0.75, "eps": 1.0, "decoupled": True}
-    momentum = {"momentum": 0.5, "dampening": 0.0, "nesterov": True}
-    for dtype in (torch.float32, torch.bfloat16):
-        params, grads, first, second = (
-            [torch.ones(n, dtype=dtype, device=device) for n in sizes] for _ in range(4)
-        )
-        for _ in range(2):
-            ops.adam_(params, grads, first, second, steps, **betas, **rates)
-            ops.sgd_(params, grads, first, **momentum, **rates)
-    assert [step.item() for step in steps] == [4.0 + i for i in range(len(sizes))]
-
-
 def small_case(device: torch.device) -> None:
-    """Every op on short lists of all dtypes, sizes around the vector width, misaligned views."""
-
-    def zeros(dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros((), dtype=dtype, device=device)
-
-    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-    sizes = (0, 1, 7, 8, 9, 4095, 65537)
-    found_inf, inv_scale = zeros(torch.float32), zeros(torch.float32) + 0.5
-    for repeats in (1, 40):
-        grads = [
-            torch.ones(offset + n, dtype=dtype, device=device)[offset:]
-            for dtype, n, offset in itertools.product(dtypes, sizes * repeats, (0, 1))
-        ]
-        ops.unscale_(grads, found_inf, inv_scale)
-        halves = [torch.empty_like(grad, dtype=torch.float16) for grad in grads]
-        ops.cast_(halves, grads)
-        ops.check_finite(grads, found_inf)
-        ops.grad_norm(grads, found_inf, inv_scale)
-    small_steps(device)
-    scale, tracker = zeros(torch.float32) + 4.0, zeros(torch.int32)
-    ops.update_scale_(scale, tracker, [found_inf], 2.0, 0.5, 1)
+    """The cases that verify the ops on lists, and products."""
+    for name in ops.LIST_OPS:
+        for case in getattr(ops, name).cases():
+            verify.compare(case._replace(op=name), device)
     small_products(device)
-    assert found_inf.item() == 0.0
-    assert scale.item() == 8.0
 
 
 def main() -> int:

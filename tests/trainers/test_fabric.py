@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import amp_ext
 from digits_program import (
     MAX_NORM,
     OPTIMIZERS,
@@ -83,31 +81,3 @@ def test_optimizers_are_clipped_in_turn(device: str, second: dict, fabric: Any) 
     pair[0].optimizer.step()
     fabric.clip_gradients(pair[1].model, pair[1].optimizer, **second)
     pair[1].optimizer.step()
-
-
-@on_cuda
-def test_resume_is_bit_equal(device: str, fabric: Any, tmp_path: Path) -> None:
-    def state_of(training: Training) -> dict[str, Any]:
-        plugin = training.fabric.strategy.precision
-        return {"model": training.model, "optimizer": training.optimizer, "precision": plugin}
-
-    fabric.save(tmp_path / "half.ckpt", state_of(Training("fused", fabric).steps(last=4)))
-    plugin = ours.FabricMixedPrecision(scaler=amp_ext.GradScaler(init_scale=2.0))
-    again = Training("fused", type(fabric)(accelerator="cuda", devices=1, plugins=plugin))
-    again.fabric.load(tmp_path / "half.ckpt", state_of(again))
-    assert_same(again.steps(first=4).network, written_out("fused", images_as="float16"))
-    assert plugin.scaler.get_skipped_steps() == 1
-
-
-@on_cuda
-def test_installed_alone(
-    device: str, calls: collections.Counter[str], installed_scaler: None
-) -> None:
-    """After install() alone, Fabric's own plugin makes amp_ext's scaler, and clips by torch."""
-    theirs = lightning.Fabric(accelerator="cuda", devices=1, precision="16-mixed")
-    training = Training("plain", theirs).steps(max_norm=MAX_NORM, error_if_nonfinite=False)
-    assert calls == {"unscale": STEPS}
-    assert theirs.strategy.precision.scaler.get_skipped_steps() == 1
-    assert_learned(training.network)
-    expected = written_out("plain", clip_as="torch", images_as="float16")
-    assert_same(training.network, expected)

@@ -161,17 +161,3 @@ def test_the_other_name(device: str, tmp_path: Path) -> None:
     assert trainer.precision_plugin is plugin
     plugin = FabricMixedPrecision()
     assert Fabric(accelerator="cuda", devices=1, plugins=plugin).strategy.precision is plugin
-
-
-@on_cuda
-def test_installed_alone(
-    device: str, calls: collections.Counter[str], installed_scaler: None, tmp_path: Path
-) -> None:
-    """After install() alone, Lightning's own plugin makes amp_ext's scaler, and clips by torch."""
-    module = Module("plain")
-    trainer = trainer_of(None, tmp_path, precision="16-mixed", gradient_clip_val=MAX_NORM)
-    trainer.fit(module)
-    assert calls == {"unscale": STEPS}
-    assert trainer.precision_plugin.scaler.get_skipped_steps() == 1
-    assert_learned(module.network)
-    assert_same(module.network, written_out("plain", clip_as="torch"))

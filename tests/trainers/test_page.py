@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ import torch
 import amp_ext
 from digits_program import Network, on_cuda
 
-for package in ("lightning", "accelerate", "transformers", "timm"):
+lightning, accelerate, _, timm = (
     pytest.importorskip(package, reason="needs it, as in make test-trainers")
+    for package in ("lightning", "accelerate", "transformers", "timm")
+)
+ONE_GPU = {"accelerator": "cuda", "devices": 1}
 
 PAGE = (Path(__file__).parents[2] / "docs/trainers.md").read_text()
 SECTIONS = dict(re.findall(r"^#+ (.*?)\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -55,3 +58,20 @@ def scaler_of_transformers(names: dict[str, Any]) -> Any:
 )
 def test_the_lines_put_our_scaler_in(device: str, section: str, scaler_of: Any) -> None:
     assert isinstance(scaler_of(names_of(section)), amp_ext.GradScaler)
+
+
+@on_cuda
+@pytest.mark.parametrize(
+    "scaler_of",
+    [
+        lambda: lightning.Trainer(precision="16-mixed", **ONE_GPU).precision_plugin.scaler,
+        lambda: lightning.Fabric(precision="16-mixed", **ONE_GPU).strategy.precision.scaler,
+        lambda: accelerate.Accelerator(mixed_precision="fp16").scaler,
+        lambda: timm.utils.NativeScaler()._scaler,
+    ],
+    ids=["Lightning", "Fabric", "Accelerate", "timm"],
+)
+def test_frameworks_make_our_scaler_after_install(
+    device: str, scaler_of: Callable[[], Any], installed_scaler: None
+) -> None:
+    assert isinstance(scaler_of(), amp_ext.GradScaler)

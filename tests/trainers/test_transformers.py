@@ -94,16 +94,6 @@ def test_a_trainer_of_ones_own(device: str, tmp_path: Path) -> None:
 
 
 @on_cuda
-def test_resume_is_bit_equal(device: str, tmp_path: Path, installed: None) -> None:
-    trainer_of(ours.Trainer, "fused", tmp_path, save_strategy="steps", save_steps=4).train()
-    trainer = trainer_of(ours.Trainer, "fused", tmp_path)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert len(trainer.model.losses) == 2
-    assert_same(trainer.model, written_out("fused"))
-    assert trainer.accelerator.scaler.get_skipped_steps() == 1
-
-
-@on_cuda
 def test_installed_alone(
     device: str, calls: collections.Counter[str], installed_scaler: None, tmp_path: Path
 ) -> None:

@@ -155,16 +155,19 @@ Plan plan_of(const GemmArgs& g, const Host& host) {
   if ((is_free ? has_tiles_of(g.a.dtype) : g.variant == kDirect) && Direct::can(g, host))
     return {std::make_unique<Direct>(g), rows, columns};
   const int64_t threads = host.threads();
-  int64_t depth = g.k;
+  int64_t depth = g.k, share = g.k;
   if (depth > kMostDepth) {
     // Operands are widened again for each block of the other: rows and columns stay.
-    depth = cached_extent(g.k, std::max(rows, columns), threads);
+    const int64_t floats = rows * columns + (rows + columns) * kCachedExtent;
+    const int64_t shares = std::clamp<int64_t>(kMostWorkspace / floats, 1, threads);
+    depth = shares > 1 ? kCachedExtent : cached_extent(g.k, std::max(rows, columns), threads);
+    share = shares > 1 ? std::max(depth, (g.k + shares - 1) / shares) : g.k;
   } else {
     // One block of a stays widened for all columns, or one block of b for all rows.
     rows = cached_extent(g.m, g.k, threads);
     if (rows == g.m) columns = cached_extent(g.n, std::max(g.m, g.k), threads);
   }
-  return {std::make_unique<Widening>(g, rows, columns, depth), rows, columns};
+  return {std::make_unique<Widening>(g, rows, columns, depth, share), rows, columns};
 }
 
 void large_products(const GemmArgs& g, const Host& host) {

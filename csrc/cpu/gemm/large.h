@@ -44,16 +44,23 @@ class Multiplier {
   virtual void multiply(const Part& part, float* workspace, const Host& host) = 0;
 };
 
-// Widens blocks to fp32 for the library's GEMM.
+// Widens blocks to fp32 for the library's GEMM, `depth` of k at a time. One thread adds up each
+// `share` of k, and waits for no other between its blocks; all threads do if the share is k.
 class Widening final : public Multiplier {
  public:
-  Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth);
+  Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth, int64_t share);
 
-  int64_t workspace() const override { return (rows_ + columns_) * depth_; }
-  void multiply(const Part&, float* workspace, const Host&) override;
+  int64_t workspace() const override;
+  void multiply(const Part& part, float* workspace, const Host&) override;
 
  private:
-  int64_t k_, rows_, columns_, depth_;
+  int64_t shares() const { return g_.k > share_ ? (g_.k + share_ - 1) / share_ : 1; }
+  int64_t block_floats() const { return (rows_ + columns_) * depth_; }
+  void multiply_depths(const Part&, Range depths, Widened& a, Widened& b, float* workspace,
+                       const Host&) const;
+
+  const GemmArgs& g_;
+  int64_t rows_, columns_, depth_, share_;
   Widened a_, b_;
 };
 

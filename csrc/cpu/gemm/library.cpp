@@ -33,15 +33,45 @@ void Direct::multiply(const Part& part, float*, const Host& host) {
                      std::max(part.ldc, part.columns.size), a.transposed, b.transposed, part.adds});
 }
 
-Widening::Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth)
-    : k_(g.k), rows_(rows), columns_(columns), depth_(depth), a_(g.a), b_(g.b) {}
+Widening::Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth, int64_t share)
+    : g_(g), rows_(rows), columns_(columns), depth_(depth), share_(share), a_(g.a), b_(g.b) {}
+
+int64_t Widening::workspace() const {
+  return shares() * block_floats() + (shares() - 1) * rows_ * columns_;
+}
 
 void Widening::multiply(const Part& part, float* workspace, const Host& host) {
-  for (int64_t p = 0; p < k_; p += depth_) {
-    const Range depth{p, std::min(depth_, k_ - p)};
-    const Block& left = a_.block(part.matrix, part.rows, depth, workspace, host);
+  if (shares() == 1) return multiply_depths(part, {0, g_.k}, a_, b_, workspace, host);
+  const int64_t size = part.rows.size * part.columns.size;
+  float* const partial_sums = workspace + shares() * block_floats();
+  parallel(host, shares(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      Part own = part;
+      if (i > 0) {
+        own.c = partial_sums + (i - 1) * size;
+        own.ldc = part.columns.size;
+        own.adds = false;
+      }
+      Widened a(g_.a), b(g_.b);
+      const Range depths{i * share_, std::min(share_, g_.k - i * share_)};
+      multiply_depths(own, depths, a, b, workspace + i * block_floats(), host);
+    }
+  });
+  for (int64_t i = 1; i < shares(); ++i) {
+    const float* from = partial_sums + (i - 1) * size;
+    for (int64_t r = 0; r < part.rows.size; ++r, from += part.columns.size) {
+      for (int64_t j = 0; j < part.columns.size; ++j) part.c[r * part.ldc + j] += from[j];
+    }
+  }
+}
+
+void Widening::multiply_depths(const Part& part, Range depths, Widened& a, Widened& b,
+                               float* workspace, const Host& host) const {
+  for (int64_t p = 0; p < depths.size; p += depth_) {
+    const Range depth{depths.begin + p, std::min(depth_, depths.size - p)};
+    const Block& left = a.block(part.matrix, part.rows, depth, workspace, host);
     const Block& right =
-        b_.block(part.matrix, depth, part.columns, workspace + rows_ * depth_, host);
+        b.block(part.matrix, depth, part.columns, workspace + rows_ * depth_, host);
     host.library_gemm({left.data, right.data, part.c, DType::f32, part.rows.size, part.columns.size,
                        depth.size, left.ld, right.ld, part.ldc, left.transposed, right.transposed,
                        part.adds || p > 0});

@@ -238,20 +238,6 @@ def derivative(name: str, at: Tensor) -> Tensor:
     return torch.autograd.grad(ACTIVATIONS[name](at).sum(), at)[0]
 
 
-def special_values() -> Tensor:
-    """Return numbers for which formulas of activations overflow or are not defined."""
-    values = (0.0, -0.0, 1e-30, -1e-30, 200.0, -200.0, 1e30, -1e30, float("inf"), float("nan"))
-    return torch.tensor(values)
-
-
-def slopes_at_special_values(name: str) -> Tensor:
-    """Return the limits of an activation's derivative."""
-    slopes = torch.tensor([0.5] * 4 + [1.0, 0.0, 1.0, 0.0, 1.0, float("nan")])
-    if name == "relu":
-        slopes[:4], slopes[-1] = torch.tensor([0.0, 0.0, 1.0, 0.0]), 1.0
-    return slopes
-
-
 def linear_part(p: Product, magnitude: bool = False) -> Tensor:
     """Return alpha * a @ b + beta * c + bias in float64, or the sum of the terms' magnitudes."""
 

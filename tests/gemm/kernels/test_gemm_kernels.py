@@ -105,16 +105,6 @@ def test_batches_and_sums(tile: Tile, batch: int, sum_batch: bool) -> None:
         check(gemm, tile, splits=splits)
 
 
-@every_tile
-@pytest.mark.parametrize("shared", ["a", "b", "both"])
-def test_shared_operands(tile: Tile, shared: str) -> None:
-    for sum_batch in (False, True):
-        gemm = product_for(tile, 30, 24, 70, batch=2, sum_batch=sum_batch)
-        a = gemm.a[:1].expand_as(gemm.a) if shared != "b" else gemm.a
-        b = gemm.b[:1].expand_as(gemm.b) if shared != "a" else gemm.b
-        check(gemm._replace(a=a, b=b), tile)
-
-
 def with_odd_strides(gemm: Product) -> Product:
     """Return the product with meaningless strides for dimensions of size 1."""
     odd = {}
@@ -138,28 +128,6 @@ def test_only_aligned_operands_are_copied_16_bytes_at_a_time(ptx: Ptx) -> None:
         view = torch.zeros(1, 33, 64 + offset, dtype=FP16)[:, :, :33].copy_(getattr(gemm, name))
         check(gemm._replace(**{name: view}))
         assert ("16-byte" in ptx.plan()) == (offset == 0)
-
-
-@every_tile
-def test_every_second_matrix(tile: Tile) -> None:
-    """Batches may be further apart than the size of their matrices."""
-    gemm = product_for(tile, 70, 40, 70, batch=5)
-    memory = placed(torch.full((5, 70, 40), float("nan")))[1::2]
-    memory.copy_(integers((2, 70, 40), FP32, CPU))
-    check(gemm._replace(a=gemm.a[1::2], b=gemm.b[1::2], into=memory), tile)
-
-
-@every_tile
-def test_operands_that_are_not_finite(tile: Tile) -> None:
-    """Non-finite operands spoil only their own rows and columns, and NaN beyond the edges spoils
-    none.
-    """
-    m, n = tile.of(2, 2)
-    gemm = product_for(tile, m, n, tile.k + 9)
-    gemm.a[0, 3, 5] = float("inf")
-    gemm.a[0, m - 1, tile.k + 8] = float("nan")
-    gemm.b[0, 2, n - 2] = float("-inf")
-    check(gemm, tile)
 
 
 # ---- rounding, determinism, economy ------------------------------------------------------------
