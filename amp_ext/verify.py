@@ -130,8 +130,7 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 def cases(family: str, backend: str) -> Iterator[Case]:
     """Yield the cases of a family."""
     if family in _LISTS:
-        for case in getattr(ops, _LISTS[family]).cases():
-            yield case._replace(op=_LISTS[family])
+        yield from getattr(ops, _LISTS[family]).cases()
     else:
         dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[family.rpartition("_")[2]]
         yield from product_cases(dtype, backend, "sm90" in family)
