@@ -58,7 +58,6 @@ class Tuned(NamedTuple):
 
 _ENTRY = (str, *(int,) * _C.GEMM_KEY_SIZE, str, int, str)
 """An entry of the table: product in words, GemmKey (table.h), backend, variant, reason."""
-Table = dict[tuple[int, ...], Any]
 _own: dict[str, list[Sequence[Any]]] = {}
 """The entries that this process has measured, by device, for a folder that is not writable."""
 
@@ -66,12 +65,11 @@ _own: dict[str, list[Sequence[Any]]] = {}
 # ---- the table ---------------------------------------------------------------------------------
 
 
-def load_table(device: str) -> Table:
-    """Read the table of a device for C++, at the first product there."""
+def load_table(device: str) -> set[tuple[int, ...]]:
+    """Read the table of a device for C++, at the first product there; return its keys."""
     entries = [*_cache.read(device, "product", _ENTRY), *_own.get(device, ())]
-    table = {tuple(entry[1:-3]): entry[-3:] for entry in entries}
-    _C.set_measured(device, [(key, *choice) for key, choice in table.items()])
-    return table
+    _C.set_measured(device, [(entry[1:-3], *entry[-3:]) for entry in entries])
+    return {tuple(entry[1:-3]) for entry in entries}
 
 
 def update_table(device: str, entries: Sequence[Sequence[Any]]) -> None:
@@ -132,7 +130,7 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     triton = not why_not_triton() and not is_interpreted()
     choices = [(product, product.candidates(triton)) for product in noted]
     choices = [(product, candidates) for product, candidates in choices if len(candidates) > 1]
-    choices.sort(key=lambda choice: -choice[0].calls * choice[0].multiplications)
+    choices.sort(key=lambda choice: -choice[0].calls * math.prod(_sizes(choice[0])))
     _measure_all(choices, start + seconds, results)
     print(_summary(results, len(choices), time.perf_counter() - start))
 
@@ -248,10 +246,12 @@ def _are_near(
     The sum, c or bias, and an intermediate sum may be rounded to the result's dtype a few times.
     Sums of columns have one dimension, and the errors of their rows.
     """
-    eps, terms = torch.finfo(expected[0].dtype).eps, product.terms
+    eps = torch.finfo(expected[0].dtype).eps
+    batch, sums, m, _, k = _sizes(product)
+    terms = sums * k
 
     def is_near(result: torch.Tensor, of: torch.Tensor) -> bool:
-        rows = 1 if of.dim() > 1 else product.rows
+        rows = 1 if of.dim() > 1 else batch * m
         error = rows * terms * 2.0**-22 + math.sqrt(rows) * 4 * eps * (2 + math.sqrt(terms))
         return torch.allclose(result.float(), of.float(), rtol=4 * eps, atol=product.factor * error)
 
@@ -275,6 +275,11 @@ def _interleaved(
         if count >= MIN_ROUNDS and time.perf_counter() > deadline:
             break
     return {candidate: sorted(times)[len(times) // 5] for candidate, times in samples.items()}
+
+
+def _sizes(product: _C.NotedProduct) -> Sequence[int]:
+    """Return batch, summed products, m, n and k."""
+    return product.key[2:]
 
 
 def _device_seconds(trial: _C.Trial, backend: str, variant: int, calls: int) -> float:

@@ -61,17 +61,13 @@ _warned: set[str] = set()
 # ---- the answer --------------------------------------------------------------------------------
 
 
-def is_on() -> bool:
-    return os.environ.get("AMP_EXT_VERIFY") != "0"
-
-
 def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | None:
     """Return whether a backend may run a family's calls, or None if unknown.
 
     The function reads the record or compares, but compares nothing during the capture of a CUDA
     graph. C++ calls it where a backend is chosen (verified.cpp).
     """
-    if not is_on():
+    if os.environ.get("AMP_EXT_VERIFY") == "0":
         return True
     with _lock:
         result = known(device).get(f"{backend} {family}")
@@ -134,8 +130,7 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 def cases(family: str, backend: str) -> Iterator[Case]:
     """Yield the cases of a family."""
     if family in _LISTS:
-        for case in getattr(ops, _LISTS[family]).cases():
-            yield case._replace(op=_LISTS[family])
+        yield from getattr(ops, _LISTS[family]).cases()
     else:
         dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[family.rpartition("_")[2]]
         yield from product_cases(dtype, backend, "sm90" in family)

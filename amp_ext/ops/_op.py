@@ -42,7 +42,7 @@ class Case(NamedTuple):
         arguments: the arguments of the call, on the CPU.
         tolerance: the tolerated error, relative to numbers above 1, absolute below.
         plans: arguments of _C.force_gemm_tile, for a call with each.
-        op: the name of the op, where the cases of several ops come together.
+        op: the name of the op.
     """
 
     what: str
@@ -106,7 +106,7 @@ def cases(op: Any) -> Callable[[Cases], Cases]:
     """
 
     def attach(generator: Cases) -> Cases:
-        op.cases = generator
+        op.cases = lambda: (case._replace(op=op.__name__) for case in generator())
         return generator
 
     return attach

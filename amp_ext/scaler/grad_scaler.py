@@ -46,10 +46,10 @@ from amp_ext.scaler.optimizers import (
     OrParameters,
     Parameters,
     handover_of,
+    momenta,
     params_of,
-    params_without_momentum,
     takes_scaler,
-    zero_momentum,
+    zero_new_momenta,
 )
 from amp_ext.scaler.processes import (
     Reduction,
@@ -461,12 +461,12 @@ class GradScaler(ScalerState):
         found_inf = combined(state.skip_flags(), self._scale.device)
         optimizer.grad_scale = functools.reduce(operator.mul, divisors) if divisors else None
         optimizer.found_inf = found_inf
-        params, known = params_without_momentum(optimizer), len(optimizer.state)
+        old = momenta(optimizer)
         try:
             result = optimizer.step(*args, **kwargs)
         finally:
             del optimizer.grad_scale, optimizer.found_inf
-        zero_momentum(optimizer, [*params, *list(optimizer.state)[known:]], found_inf)
+        zero_new_momenta(optimizer, old, found_inf)
         return result
 
     # ---- torch's hooks -------------------------------------------------------------------------

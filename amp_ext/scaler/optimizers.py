@@ -56,20 +56,20 @@ def takes_scaler(optimizer: Any) -> bool:
     return takes_found_inf and "grad_scaler" in inspect.signature(optimizer.step).parameters
 
 
-def params_without_momentum(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters with a state but no momentum, of an SGD optimizer."""
+def momenta(optimizer: Optimizer) -> dict[Tensor, Tensor]:
+    """Return the momentum buffers of an SGD optimizer by parameter."""
     states = optimizer.state if isinstance(optimizer, torch.optim.SGD) else {}
-    return [p for p, state in states.items() if state.get("momentum_buffer") is None]
+    buffers = {param: state.get("momentum_buffer") for param, state in states.items()}
+    return {param: buffer for param, buffer in buffers.items() if buffer is not None}
 
 
-def zero_momentum(optimizer: Optimizer, params: Iterable[Tensor], found_inf: Tensor) -> None:
-    """Zero the momentum that a step has made of parameters, where found_inf is not 0.
+def zero_new_momenta(optimizer: Optimizer, old: dict[Tensor, Tensor], found_inf: Tensor) -> None:
+    """Zero the momentum buffers that a step has made, where found_inf is not 0.
 
     torch's fused SGD allocates momentum without initialising it. A skipped step leaves before the
     momentum is written, and the next step would read it.
     """
-    for param in params:
-        momentum = optimizer.state[param].get("momentum_buffer")
-        if momentum is not None:
+    for param, momentum in momenta(optimizer).items():
+        if param not in old:
             is_skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
             momentum.detach().masked_fill_(is_skipped, 0.0)

@@ -147,15 +147,13 @@ def _options_of(level: str, keep: bool | str | None, loss_scale: float | str | N
     if level not in _LEVELS:
         expected = ", ".join(_LEVELS)
         raise ValueError(f"amp.initialize: opt_level: expected one of {expected}, got {level!r}.")
-    options = _LEVELS[level]
-    if keep is not None:
-        if keep not in (True, False, "True", "False"):
-            raise ValueError(
-                f"amp.initialize: keep_batchnorm_fp32: expected True or False, got {keep!r}."
-            )
-        options = replace(options, keep_batchnorm_fp32=keep)
-    if loss_scale is not None:
-        options = replace(options, loss_scale=loss_scale)
+    given = {"keep_batchnorm_fp32": keep, "loss_scale": loss_scale}
+    changes = {name: value for name, value in given.items() if value is not None}
+    options = replace(_LEVELS[level], **changes)
+    if options.keep_batchnorm_fp32 not in (True, False, "True", "False"):
+        raise ValueError(
+            f"amp.initialize: keep_batchnorm_fp32: expected True or False, got {keep!r}."
+        )
     if options.loss_scale != "dynamic":
         options = replace(options, loss_scale=float(options.loss_scale))
         if not 0 < options.loss_scale <= torch.finfo(torch.float32).max:

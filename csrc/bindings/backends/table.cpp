@@ -7,6 +7,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "backends/backends.h"
 #include "backends/python.h"
@@ -82,10 +83,15 @@ std::optional<Measured> find_measured(c10::Device device, const GemmArgs& args) 
   return found == table.end() ? std::nullopt : std::optional(found->second);
 }
 
-void set_measured(c10::Device device, const std::vector<std::pair<GemmKey, Measured>>& entries) {
+void set_measured(const std::string& device_name, const std::vector<Entry>& entries) {
+  const c10::Device device(device_name);
+  std::map<GemmKey, Measured> table;
+  for (const auto& [key, name, variant, reason] : entries)
+    if (const auto backend = gemm_backend(device.type(), name))
+      table.insert_or_assign(key, Measured{*backend, variant, reason});
   auto& [mutex, measured, noted] = tables();
   const std::lock_guard<std::mutex> lock(mutex);
-  measured[index_of(device)] = {entries.begin(), entries.end()};
+  measured[index_of(device)] = std::move(table);
 }
 
 bool start_noting() { return !noting.exchange(true); }

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "amp_ext/backend.h"
@@ -28,8 +28,12 @@ struct Measured {
 // Returns the measurement of a product, or none. The first call for a device reads its file.
 std::optional<Measured> find_measured(c10::Device device, const GemmArgs& args);
 
-// Replaces the measurements of a device.
-void set_measured(c10::Device device, const std::vector<std::pair<GemmKey, Measured>>& entries);
+// A measurement: key, backend, variant, reason.
+using Entry = std::tuple<GemmKey, std::string, int64_t, std::string>;
+
+// Replaces the measurements of a device. A later entry replaces an earlier one of its key. Entries
+// of backends that are not here are left out.
+void set_measured(const std::string& device_name, const std::vector<Entry>& entries);
 
 // ---- the products of a region ------------------------------------------------------------------
 

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cmath>
 #include <sstream>
-#include <tuple>
 
 #include "backends/backends.h"
 #include "backends/python.h"
@@ -135,18 +134,6 @@ std::vector<std::pair<std::string, int64_t>> candidates(NotedProduct& product, b
   return all;
 }
 
-// (key, backend, variant, reason)
-using Entry = std::tuple<GemmKey, std::string, int64_t, std::string>;
-
-void set_entries(const std::string& device_name, const std::vector<Entry>& entries) {
-  const c10::Device device(device_name);
-  std::vector<std::pair<GemmKey, Measured>> known;
-  for (const auto& [key, name, variant, reason] : entries)
-    if (const auto backend = gemm_backend(device.type(), name))
-      known.push_back({key, {*backend, variant, reason}});
-  set_measured(device, known);
-}
-
 }  // namespace
 
 void bind_tune(py::module_& m) {
@@ -155,20 +142,11 @@ void bind_tune(py::module_& m) {
       .def("__str__", [](const NotedProduct& p) { return in_words(p.args); })
       .def_property_readonly("device", [](const NotedProduct& p) { return p.device.str(); })
       .def_property_readonly("key", [](const NotedProduct& p) { return key_of(p.device, p.args); })
-      .def_property_readonly("multiplications",
-                             [](const NotedProduct& p) {
-                               return 1.0 * p.args.batch * p.args.terms * p.args.m * p.args.n *
-                                      p.args.k;
-                             })
-      .def_property_readonly("terms", [](const NotedProduct& p) { return p.args.terms * p.args.k; })
-      .def_property_readonly("rows", [](const NotedProduct& p) { return p.args.batch * p.args.m; })
       .def_property_readonly(
           "factor",
           [](const NotedProduct& p) {
             return std::max({1.0, std::abs(p.args.alpha), std::abs(p.args.beta)});
           })
-      .def_property_readonly("adds_to_out",
-                             [](const NotedProduct& p) { return adds_to_out(p.args); })
       .def_readonly("calls", &NotedProduct::calls)
       .def(
           "candidates", &candidates, py::arg("triton"), released,
@@ -195,7 +173,7 @@ void bind_tune(py::module_& m) {
   m.def("start_noting", &start_noting,
         "Notes all products from now on; False if that is so already.");
   m.def("stop_noting", &stop_noting, "The products that were noted.");
-  m.def("set_measured", &set_entries, py::arg("device"), py::arg("entries"),
+  m.def("set_measured", &set_measured, py::arg("device"), py::arg("entries"),
         "Replaces what is known of the products of a device: (key, backend, variant, reason).");
 }
 
