@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import amp_ext.optim
-import reference
 from amp_ext import verify
-from amp_ext.ops import __all__ as OPS
 from twins import DEVICES, OURS, StepsByScalars, leaf, params, plain, sgd, started
 
 KINDS: dict[str, Callable[[Tensor], Optimizer]] = {
@@ -72,11 +70,6 @@ def test_steps(in_both: Any, kind: str, clips: str, device: str) -> None:
         return [*seen, optimizer.state_dict(), scaler.get_scale(), again.state_dict()]
 
     assert in_both(train)[4][1].startswith("1 of 1 gradients are not finite")
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_examples_of_ops(in_both: Any, op: str) -> None:
-    in_both(lambda: reference.arguments(op))
 
 
 def test_cases_of_verification(in_both: Any) -> None:

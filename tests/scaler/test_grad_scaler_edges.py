@@ -190,23 +190,6 @@ def test_states_of_torchs_factory(made: Any, fused: bool) -> None:
     assert param.tolist() == [-1.0, -1.0]
 
 
-@pytest.mark.parametrize("steps", [False, True])
-def test_plain_state_of_one_optimizer(steps: bool) -> None:
-    """A state that the user has refreshed after unscaling serves the step and the update."""
-    scaler, param = _started()
-    optimizer = torch.optim.SGD([param], lr=1.0)
-    scaler._check_inf_per_device(optimizer)
-    scaler._per_optimizer_states[id(optimizer)] = _refresh_per_optimizer_state()
-    assert not scaler.overflow_report().overflow
-    if steps:
-        scaler.step(optimizer)
-        scaler.update()
-        assert param.tolist() == [0.0, 0.0]
-    else:
-        with pytest.raises(AssertionError, match="No inf checks were recorded"):
-            scaler.update()
-
-
 @pytest.mark.parametrize(("value", "scale"), [(math.inf, 2.0), (8.0, 4.0)], ids=["inf", "norm"])
 def test_update_that_raises_counts_nothing(value: float, scale: float) -> None:
     """Once corrected, the same update counts one skipped step."""
