@@ -19,7 +19,6 @@ from twins import (
     plain,
     sgd,
     started,
-    torchs_recipe,
 )
 
 optim = torch.optim
@@ -123,25 +122,18 @@ def test_stages(calls: list[str], text: str) -> None:
     assert text in said
 
 
-def test_without_a_scale() -> None:
-    with pytest.raises(AssertionError, match="Attempted clip_grad_norm_ but _scale is None"):
-        OURS("cpu").clip_grad_norm_(sgd(leaf([1.0])), 1.0)
-
-
-@pytest.mark.parametrize("max_norm", [-1.0, math.nan])
-def test_bad_max_norm(max_norm: float) -> None:
+@pytest.mark.parametrize(
+    ("scaler", "max_norm", "text"),
+    [
+        (OURS("cpu"), 1.0, "Attempted clip_grad_norm_ but _scale is None"),
+        (started(OURS), -1.0, "not negative, got -1.0"),
+        (started(OURS), math.nan, "not negative, got nan"),
+    ],
+)
+def test_refused(scaler: Any, max_norm: float, text: str) -> None:
     optimizer = sgd(leaf([12.0, 16.0]))
-    text = f"not negative, got {max_norm}"
-    with unwritten(grads(optimizer)), pytest.raises(ValueError, match=text):
-        started(OURS).clip_grad_norm_(optimizer, max_norm)
-
-
-@pytest.mark.parametrize("max_norm", [torch.tensor(2.0), "2"], ids=str)
-def test_max_norm_is_what_torch_takes_for_a_number(max_norm: Any) -> None:
-    optimizers = [sgd(leaf([12.0, 16.0])) for _ in range(2)]
-    started(OURS).clip_grad_norm_(optimizers[0], max_norm)
-    torchs_recipe(started(OURS), optimizers[1], max_norm)
-    assert plain(grads(optimizers[0])) == plain(grads(optimizers[1]))
+    with unwritten(grads(optimizer)), pytest.raises((AssertionError, ValueError), match=text):
+        scaler.clip_grad_norm_(optimizer, max_norm)
 
 
 def test_what_is_left_to_the_step() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,10 +16,8 @@ import amp_ext
 from cases import unwritten
 from twins import (
     OURS,
-    ScalerClass,
     grads,
     leaf,
-    same_outcome,
     sgd,
     sparse_leaf,
     started,
@@ -47,10 +44,6 @@ def test_flags_of_an_overridden_unscale_grads_count(call: str, way: str) -> None
     assert optimizer.param_groups[0]["params"][0].tolist() == [1.0, 1.0]
 
 
-class Subclass(Tensor):
-    """A tensor subclass for torch functions only."""
-
-
 def test_gradients_of_a_transform() -> None:
     """Gradients without storage, as in torch.func's transforms, take torch's way.
 
@@ -64,19 +57,6 @@ def test_gradients_of_a_transform() -> None:
 
     with pytest.raises(NotImplementedError, match="storage"):
         torch.func.vmap(check)(torch.ones(2, 3))
-
-
-@pytest.mark.parametrize("value", [8.0, math.inf])
-def test_subclass_gradients_are_unscaled(value: float) -> None:
-    def script(scaler_class: ScalerClass) -> Any:
-        param = torch.ones(2)
-        param.grad = torch.tensor([4.0, value]).as_subclass(Subclass)
-        scaler, optimizer = started(scaler_class), sgd(param)
-        scaler.step(optimizer)
-        scaler.update()
-        return param, param.grad.as_subclass(Tensor), scaler.get_scale()
-
-    assert same_outcome(script)[0] == "returned"
 
 
 def test_view_with_holes_in_a_graph() -> None:
@@ -200,11 +180,3 @@ def test_zero_tensor_gradient_has_no_memory() -> None:
         with pytest.raises(RuntimeError, match="ZeroTensors are immutable"):
             check(optimizer)
     assert good.grad.tolist() == GOOD
-
-
-def test_a_bad_flag_changes_nothing() -> None:
-    """The flag is checked before duplicates of sparse gradients are added up."""
-    param = sparse_leaf(torch.float16)
-    with pytest.raises(RuntimeError, match="found_inf must be a float tensor"):
-        started(OURS)._unscale_grads_(sgd(param), torch.ones(()), torch.zeros(1).double(), True)
-    assert not param.grad.is_coalesced()

@@ -150,32 +150,6 @@ def test_positional_none(make: Callable[..., torch.optim.Optimizer]) -> None:
     assert params(optimizer)[0].tolist() == [0.5, 0.0]
 
 
-def test_positional_closure() -> None:
-    def script(scaler_class: ScalerClass) -> Any:
-        param = torch.tensor([3.0, -2.0], requires_grad=True)
-        optimizer, scaler = torch.optim.LBFGS([param], lr=0.5), started(scaler_class)
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = param.square().sum()
-            loss.backward()
-            return loss
-
-        scaler.scale(closure())
-        return scaler.step(optimizer, closure), state_of(scaler, [optimizer])
-
-    assert same_outcome(script)[0] == "returned"
-
-
-def test_disabled_scaler_passes_everything_on() -> None:
-    def script(scaler_class: ScalerClass) -> Any:
-        optimizer = optimizer_of(TakesKeyword)
-        scaler = scaler_class("cpu", enabled=False)
-        return scaler.step(optimizer, closure=5, extra=1), optimizer.given
-
-    assert same_outcome(script)[0] == "returned"
-
-
 def two_devices(first: float, second: float) -> dict[torch.device, Tensor]:
     """Return the flags of an optimizer with gradients on two devices."""
     devices = (torch.device("cpu"), torch.device("cpu", 0))
@@ -339,11 +313,6 @@ def test_steps_that_kernels_do_not_serve(clips: bool) -> None:
             outcome.append((single.tolist(), double.tolist(), scaler.get_scale()))
         outcomes.append(outcome)
     assert outcomes[0] == outcomes[1]
-
-
-def test_step_scalars_without_gradients() -> None:
-    with pytest.raises(AssertionError, match="No inf checks were recorded"):
-        started(OURS).step(StepsByScalars([torch.ones(2)], lr=0.5))
 
 
 def test_an_attempt_that_failed_leaves_no_overflow() -> None:

@@ -97,6 +97,7 @@ def test_checkpoints(into: str) -> None:
         scaler, optimizer, schedule = halving("fused")
         optimizer.param_groups[0]["lr"] = 0.25
     schedule.load_state_dict(state)
+    assert schedule.scheduler.last_epoch == 2
     assert train(scaler, optimizer, schedule, [1.0, 1.0, 1.0]) == [2, 2, 3]
 
 

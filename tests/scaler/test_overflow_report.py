@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_ext.scaler import OverflowReport
-from twins import DEVICES, OURS, Wrapped, grads, leaf, params, sgd, sparse_leaf, started
+from twins import DEVICES, OURS, grads, leaf, params, sgd, sparse_leaf, started
 
 INF, NAN = math.inf, math.nan
 NOTHING = OverflowReport()
@@ -105,16 +105,6 @@ def test_sparse_gradient() -> None:
     assert (found.positive_infs, found.negative_infs, found.nans) == (1, 1, 0)
 
 
-def test_tensor_subclass() -> None:
-    param = Wrapped(torch.ones(2))
-    param.grad = Wrapped(torch.tensor([1.0, NAN]))
-    scaler, optimizer = started(OURS), sgd(leaf([1.0]))
-    optimizer.param_groups[0]["params"].append(param)
-    scaler.unscale_(optimizer)
-    [found] = scaler.overflow_report().gradients
-    assert (found.nans, found.numel) == (1, 2)
-
-
 # ---- time and extent of a report ---------------------------------------------------------------
 
 
@@ -182,15 +172,6 @@ def test_only_the_optimizer_that_overflowed() -> None:
     grads(good)[0].fill_(NAN)
     report = scaler.overflow_report([("good", params(good)[0]), ("bad", params(bad)[0])])
     assert (names(report), report.examined) == (["bad"], 2)
-
-
-def test_parameter_of_two_optimizers_counts_once() -> None:
-    shared, scaler = leaf([INF]), started(OURS)
-    first, second = sgd(shared), sgd(shared)
-    for optimizer in (first, second):
-        scaler.step(optimizer)
-    report = scaler.overflow_report()
-    assert (len(report.gradients), report.examined) == (1, 1)
 
 
 # ---- when it comes too late --------------------------------------------------------------------
