@@ -64,7 +64,7 @@ def test_within_regions() -> None:
 
 
 def test_while_other_threads_work() -> None:
-    """Products stay right and regions routed while other threads install and uninstall."""
+    """Products, regions and scalers of other threads stay right."""
     done = threading.Event()
     a = torch.randint(-3, 4, (8, 8)).float()
     expected = (a @ a).half()
@@ -79,11 +79,21 @@ def test_while_other_threads_work() -> None:
             count += 1
         return count
 
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    def scalers() -> int:
+        count = 0
+        while not done.is_set() or count < 20:
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            assert type(scaler) in (torch.amp.GradScaler, amp_ext.GradScaler)
+            assert scaler.state_dict()["scale"] == 8.0
+            count += 1
+        return count
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
         regions = (amp_ext.autocast, torch.autocast, amp_ext.autocast, torch.autocast)
         works = [pool.submit(products, region) for region in regions]
+        works += [pool.submit(scalers) for _ in range(2)]
         for _ in range(2000):
-            amp_ext.install()
+            amp_ext.install(scaler=True)
             amp_ext.uninstall()
         done.set()
         assert all(work.result() >= 20 for work in works)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import functools
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -141,25 +139,3 @@ def test_what_somebody_has_put_in_its_place_stays(
         assert torch.amp.GradScaler.__init__ is theirs
     assert len(calls) >= 3
     torch.amp.GradScaler.__init__ = torchs  # another patch restores the original it saved
-
-
-def test_while_other_threads_make_scalers() -> None:
-    """Each scaler is whole and of one kind while other threads install and uninstall."""
-    done = threading.Event()
-
-    def scalers() -> set[type]:
-        kinds = set()
-        while not done.is_set():
-            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-            assert scaler.state_dict()["scale"] == 8.0
-            kinds.add(type(scaler))
-        return kinds
-
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        works = [pool.submit(scalers) for _ in range(3)]
-        for _ in range(2000):
-            amp_ext.install(scaler=True)
-            amp_ext.uninstall()
-        done.set()
-        kinds = set().union(*(work.result() for work in works))
-    assert kinds <= {torch.amp.GradScaler, amp_ext.GradScaler}
