@@ -86,16 +86,28 @@ def twins() -> tuple[tuple[nn.Module, Tensor], tuple[nn.Module, Tensor]]:
 
 
 @every_dtype
-def test_module_within_a_region(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("place", ["around", "around, install()", "inside", "inside, breaks"])
+def test_compiled_program(dtype: torch.dtype, place: str, request: pytest.FixtureRequest) -> None:
     """The graphs hold the calls of eager mode, so the values have the same bits."""
-    (net, x), (compiled, y) = twins()
+    (net, x), (twin, y) = twins()
     graphs = Graphs()
-    program = torch.compile(compiled, backend=graphs.backend(), fullgraph=True)
-    with amp_ext.autocast("cpu", dtype=dtype):
-        expected, actual = net(x), program(y)
-    assert actual.dtype == dtype
+    options = {"backend": graphs.backend(), "fullgraph": "breaks" not in place}
+    if place.startswith("inside"):
+        expected = enters(net, x, dtype)
+        amp_ext.uninstall()  # the program overrides torch's ops itself
+        actual = torch.compile(enters, **options)(twin, y, dtype)
+    else:
+        region = amp_ext.autocast
+        if "install" in place:
+            amp_ext.install()
+            request.addfinalizer(amp_ext.uninstall)
+            region = torch.autocast
+        program = torch.compile(twin, **options)
+        with region("cpu", dtype=dtype):
+            expected, actual = net(x), program(y)
+        assert actual.dtype == dtype
     assert_same(actual, expected)
-    for one, other in zip(gradients(compiled, y, actual), gradients(net, x, expected), strict=True):
+    for one, other in zip(gradients(twin, y, actual), gradients(net, x, expected), strict=True):
         assert_same(one, other)
     gemm = torch.ops.amp_ext.gemm.default
     assert graphs.forward.count(gemm) == ROUTED_IN_NET
@@ -103,19 +115,6 @@ def test_module_within_a_region(dtype: torch.dtype) -> None:
     left = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.convolution}
     ops = [*graphs.forward, *graphs.backward]
     assert left & {getattr(op, "overloadpacket", None) for op in ops} == set()
-
-
-@pytest.mark.parametrize("fullgraph", [False, True])
-@every_dtype
-def test_function_that_enters_a_region(dtype: torch.dtype, fullgraph: bool) -> None:
-    (net, x), (compiled, y) = twins()
-    graphs = Graphs()
-    program = torch.compile(enters, backend=graphs.backend(), fullgraph=fullgraph)
-    expected, actual = enters(net, x, dtype), program(compiled, y, dtype)
-    assert_same(actual, expected)
-    assert graphs.forward.count(torch.ops.amp_ext.gemm.default) == ROUTED_IN_NET
-    for one, other in zip(gradients(compiled, y, actual), gradients(net, x, expected), strict=True):
-        assert_same(one, other)
     with torch.autocast("cpu", dtype=dtype):
         assert net(x.detach()).dtype == dtype
     assert not torch.is_autocast_enabled("cpu")
@@ -138,18 +137,6 @@ def test_regions_are_not_mistaken_for_each_other(order: str) -> None:
             program(x)
         seen[region] = torch.ops.amp_ext.gemm.default in graphs.forward
     assert seen == {amp_ext.autocast: True, torch.autocast: False}
-
-
-def test_install_serves_compiled_programs() -> None:
-    (_, _), (net, x) = twins()
-    graphs = Graphs()
-    amp_ext.install()
-    try:
-        with torch.autocast("cpu", dtype=FP16):
-            torch.compile(net, backend=graphs.backend(), fullgraph=True)(x)
-    finally:
-        amp_ext.uninstall()
-    assert graphs.forward.count(torch.ops.amp_ext.gemm.default) == ROUTED_IN_NET
 
 
 def breaks(x: Tensor, weight: Tensor) -> Tensor:

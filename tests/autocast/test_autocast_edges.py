@@ -148,18 +148,3 @@ def test_parameter_made_in_inference_mode() -> None:
         weight = torch.nn.Parameter(torch.ones(3, 4))
     with torch.no_grad(), region():
         assert F.linear(torch.ones(2, 4), weight).eq(4).all()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"stride": [1, 1, 1]}, {"padding": [0, 0, 0]}, {"dilation": [1, 1, 1]}],
-    ids=lambda arguments: next(iter(arguments)),
-)
-def test_bad_arguments_of_conv2d_are_torchs(arguments: dict[str, list[int]]) -> None:
-    x, weight = torch.ones(1, 2, 3, 3), torch.ones(4, 2, 1, 1)
-    errors = []
-    for context in (torch.autocast("cpu", dtype=FP16), region()):
-        with context, pytest.raises(RuntimeError) as raised:
-            torch.ops.aten.conv2d(x, weight, **arguments)
-        errors.append(str(raised.value))
-    assert errors[0] == errors[1]

@@ -173,18 +173,6 @@ def test_hooks() -> None:
     assert weight.grad.equal(2 * cotangent.float().t() @ x.detach())
 
 
-def test_tied_weights() -> None:
-    x, weight = whole(2, 4), whole(3, 4).requires_grad_()
-    with amp_ext.autocast("cpu", dtype=FP16):
-        hidden = F.linear(x, weight)
-        result = hidden @ weight
-    cotangent = whole(2, 4, dtype=FP16)
-    result.backward(cotangent)
-    value = weight.detach().clone().requires_grad_()
-    (F.linear(x, value) @ value).backward(cotangent.float())
-    assert weight.grad.equal(value.grad)
-
-
 @pytest.mark.parametrize("frozen", [0, 1, 2], ids=["x", "weight", "bias"])
 def test_frozen_tensors_get_no_gradient(frozen: int) -> None:
     tensors = [whole(2, 4), whole(3, 4), whole(3)]

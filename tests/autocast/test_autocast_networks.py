@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import random
 import subprocess
 import sys
 import threading
@@ -79,19 +80,40 @@ def test_checkpoint(way: str, dtype: torch.dtype, region: Any) -> None:
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("way", CHECKPOINTS)
-def test_checkpoints_of_both_kinds_of_regions(way: str) -> None:
-    """A checkpoint is recomputed under its own kind of autocast, whatever ran in between."""
+@pytest.mark.parametrize("seed", range(30))
+def test_checkpoints_of_any_program(seed: int) -> None:
+    """A checkpoint is recomputed under its own kind of autocast, whatever ran in between.
+
+    Other regions and nodes outside of regions come in between, and uninstall() before.
+    """
+    chance = random.Random(seed)
     net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
-    losses, expected = [], [amp_ext.autocast, torch.autocast, amp_ext.autocast, torch.autocast]
-    for region in expected:
-        with region("cpu", dtype=FP16):
-            losses.append(WAYS[way][1](net, x).float().sum())
-    for region, loss in reversed(list(zip(expected, losses, strict=True))):
-        with Seen() as seen:
-            loss.backward()
-        assert (seen.gemms == 0) == (region is torch.autocast)
-        assert (seen.torchs == 0) == (region is amp_ext.autocast)
+
+    def run() -> None:
+        losses = []
+        for _ in range(60):
+            region = chance.choice((amp_ext.autocast, torch.autocast))
+            match chance.randrange(6):
+                case 0 | 1:
+                    way = chance.choice(CHECKPOINTS)
+                    with region("cpu", dtype=FP16):
+                        losses.append((region, WAYS[way][1](net, x).float().sum()))
+                case 2:
+                    with region("cpu", dtype=FP16):
+                        net(x)
+                case 3:
+                    x * 1
+                    if not losses:
+                        amp_ext.uninstall()
+                case 4 | 5 if losses:
+                    region, loss = losses.pop(chance.randrange(len(losses)))
+                    with Seen() as seen:
+                        loss.backward()
+                    assert (seen.gemms == 0) == (region is torch.autocast)
+                    assert (seen.torchs == 0) == (region is amp_ext.autocast)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:  # a thread without a history
+        pool.submit(run).result()
 
 
 def other_threads() -> None:
@@ -173,22 +195,6 @@ def test_checkpoint_in_a_thread_whose_region_another_left(way: str) -> None:
         result = pool.submit(forward).result()
     result.backward(torch.full_like(result, 61440.0))
     assert net.weight.grad.eq(122880.0).all()
-
-
-@pytest.mark.parametrize("way", CHECKPOINTS)
-def test_checkpoint_of_torchs_after_uninstall(way: str) -> None:
-    """Products of torch's regions remain torch's after uninstall()."""
-    net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
-    with amp_ext.autocast("cpu", dtype=FP16):
-        net(x)
-    amp_ext.uninstall()
-    with torch.autocast("cpu", dtype=FP16):
-        loss = WAYS[way][1](net, x).float().sum()
-    with amp_ext.autocast("cpu", dtype=FP16):
-        net(x)
-    with Seen() as seen:
-        loss.backward()
-    assert seen.gemms == 0
 
 
 def test_checkpoint_repeated_after_uninstall() -> None:

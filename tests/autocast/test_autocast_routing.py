@@ -187,6 +187,12 @@ MISFITS: dict[str, Call] = {
     "conv2d, bias": lambda t: F.conv2d(t(2, 4, 3, 3), t(5, 4, 1, 1), t(4)),
     "conv2d, 2-D image": lambda t: F.conv2d(t(4, 4), t(5, 4, 1, 1)),
     "conv2d, padding": lambda t: F.conv2d(t(2, 4, 3, 3), t(5, 4, 1, 1), padding="some"),
+    **{
+        f"conv2d, {name} of 3": lambda t, name=name: torch.ops.aten.conv2d(
+            t(1, 2, 3, 3), t(4, 2, 1, 1), **{name: 3 * [name != "padding"]}
+        )
+        for name in ("stride", "padding", "dilation")
+    },
 }
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import functools
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,9 +58,21 @@ def test_every_way_to_make_one(make: Callable[[], torch.amp.GradScaler]) -> None
     assert type(make()) is torchs
 
 
-def test_options_are_ours() -> None:
-    amp_ext.install(scaler=True)
-    assert torch.amp.GradScaler("cpu", hysteresis=2)._hysteresis == 2
+def test_options_are_ours_until_uninstall() -> None:
+    """Calls may be repeated, and install() without scaler=True takes nothing back."""
+    made = []
+    for change in (
+        *(amp_ext.uninstall, functools.partial(amp_ext.install, scaler=True)),
+        *(functools.partial(amp_ext.install, scaler=True), amp_ext.install),
+        *(amp_ext.uninstall, amp_ext.uninstall, amp_ext.install),
+        *(functools.partial(amp_ext.install, scaler=True), amp_ext.uninstall),
+    ):
+        change()
+        try:
+            made.append(torch.amp.GradScaler("cpu", hysteresis=2)._hysteresis == 2)
+        except TypeError:
+            made.append(False)
+    assert made == [False, True, True, True, False, False, False, True, False]
 
 
 def test_subclasses_stay_as_they_are() -> None:
@@ -102,19 +112,6 @@ def test_pickles_made_while_installed_load_everywhere() -> None:
     assert run.stdout.split() == ["amp_ext.scaler.grad_scaler", "8.0", "torch.amp.grad_scaler"]
 
 
-def test_repeated() -> None:
-    made = []
-    for change in (
-        *(amp_ext.uninstall, functools.partial(amp_ext.install, scaler=True)),
-        *(functools.partial(amp_ext.install, scaler=True), amp_ext.install),
-        *(amp_ext.uninstall, amp_ext.uninstall, amp_ext.install),
-        *(functools.partial(amp_ext.install, scaler=True), amp_ext.uninstall),
-    ):
-        change()
-        made.append(isinstance(torch.amp.GradScaler("cpu"), amp_ext.GradScaler))
-    assert made == [False, True, True, True, False, False, False, True, False]
-
-
 @pytest.mark.parametrize("keeps", [True, False], ids=["wraps ours", "replaces ours"])
 def test_what_somebody_has_put_in_its_place_stays(
     monkeypatch: pytest.MonkeyPatch, keeps: bool
@@ -142,25 +139,3 @@ def test_what_somebody_has_put_in_its_place_stays(
         assert torch.amp.GradScaler.__init__ is theirs
     assert len(calls) >= 3
     torch.amp.GradScaler.__init__ = torchs  # another patch restores the original it saved
-
-
-def test_while_other_threads_make_scalers() -> None:
-    """Each scaler is whole and of one kind while other threads install and uninstall."""
-    done = threading.Event()
-
-    def scalers() -> set[type]:
-        kinds = set()
-        while not done.is_set():
-            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-            assert scaler.state_dict()["scale"] == 8.0
-            kinds.add(type(scaler))
-        return kinds
-
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        works = [pool.submit(scalers) for _ in range(3)]
-        for _ in range(2000):
-            amp_ext.install(scaler=True)
-            amp_ext.uninstall()
-        done.set()
-        kinds = set().union(*(work.result() for work in works))
-    assert kinds <= {torch.amp.GradScaler, amp_ext.GradScaler}

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import amp_ext
 from amp_ext.compat.apex import amp
@@ -81,35 +80,6 @@ def test_compiled_modules_cast(give: Callable[..., Any]) -> None:
     assert_same(compiled(X), model(X))
     compiled(X).sum().backward()
     assert model[0].weight.grad.dtype == FP32
-
-
-class Checkpointed(nn.Module):
-    """Two products in a checkpoint."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 2), nn.Linear(2, 8)
-        self.dtypes: list[torch.dtype] = []
-
-    def block(self, x: Tensor) -> Tensor:
-        hidden = self.first(x)
-        self.dtypes.append(hidden.dtype)
-        return self.second(hidden)
-
-    def forward(self, x: Tensor, by_checkpoint: bool = True) -> Tensor:
-        return checkpoint(self.block, x, use_reentrant=False) if by_checkpoint else self.block(x)
-
-
-@by_both
-def test_checkpoints_recompute_in_the_region(give: Callable[..., Any]) -> None:
-    """A checkpoint's second forward pass, outside of forward, has the region of the first."""
-    model, grads = give(Checkpointed()), []
-    for by_checkpoint in (True, False):
-        model.zero_grad()
-        model(X, by_checkpoint).float().square().mean().backward()
-        grads.append([param.grad for param in model.parameters()])
-    assert model.dtypes == [FP16] * 3
-    torch.testing.assert_close(*grads, rtol=0, atol=0)
 
 
 @by_both

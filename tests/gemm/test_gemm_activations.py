@@ -208,15 +208,12 @@ def test_derivatives_of_batches_and_layouts(executor: Executor) -> None:
         aux[:, :1, :, :6].expand(3, 4, 5, 6),
     ):
         exact = torch.where(case > 0, product, 0.0)
-        for left, right in (((a, False), (b, True)), ((a.mT.contiguous(), True), (b.mT, False))):
+        for left, right, options in (
+            (a, b, {"trans_b": True}),
+            (a.mT.contiguous(), b.mT, {"trans_a": True}),
+        ):
             y, sums = executor.ops.gemm_times_derivative(
-                left[0],
-                right[0],
-                case,
-                trans_a=left[1],
-                trans_b=right[1],
-                activation="relu",
-                out_dtype=FP32,
+                left, right, case, **options, activation="relu", out_dtype=FP32
             )
             assert_equal(y, exact)
             assert_equal(sums, exact.sum((0, 1, 2)))

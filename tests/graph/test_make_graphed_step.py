@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -219,15 +220,35 @@ def test_without_a_scaler(device: str) -> None:
 
 
 @every_device
-def test_other_steps_in_between(device: str) -> None:
-    """Replays go on after eager steps, calls of step_fn, and cleared gradients."""
-    eager, graphed = Training(device), Training(device)
+@pytest.mark.parametrize("seed", range(4))
+def test_any_program(device: str, seed: int) -> None:
+    """Replays go on after eager steps, calls of step_fn, cleared gradients and another scale.
+
+    SkipAware counts the steps of replays.
+    """
+    chance = random.Random(seed)
+    trainings = eager, graphed = Training(device), Training(device)
+    schedulers = []
+    for training in trainings:
+        schedule = torch.optim.lr_scheduler.StepLR(training.optimizers[0], 2, gamma=0.5)
+        schedulers.append(SkipAware(schedule, training.scaler, exact=True))
     step = graphed.graphed()
-    for number in range(14):
-        size, overflow = (5 if number % 4 == 3 else 8), number in (7, 10)
-        take_step = graphed.eager if number == 13 else step.eager if size == 5 else step
-        assert_same_steps(eager, graphed, take_step, batch(device, number, size, overflow))
-        for optimizer in graphed.optimizers:
+    for number in range(24):
+        ways = (step, 8), (step, 8), (step.eager, 5), (graphed.eager, 8)
+        take_step, size = chance.choice(ways)
+        data = batch(device, number, size, overflow=chance.random() < 0.3)
+        assert_same_steps(eager, graphed, take_step, data)
+        for scheduler in schedulers:
+            scheduler.step()
+        rates = [training.optimizers[0].param_groups[0]["lr"] for training in trainings]
+        assert rates[0] == rates[1]
+        change = chance.randrange(4)
+        for scaler in (eager.scaler, graphed.scaler):
+            if change == 0:
+                scaler.load_state_dict({**scaler.state_dict(), "scale": 64.0})
+            if change == 1:
+                scaler._scale.fill_(64.0)
+        for optimizer in graphed.optimizers if change == 2 else ():
             optimizer.zero_grad(set_to_none=number % 2 == 0)
 
 
@@ -292,48 +313,6 @@ def test_overflow_report(device: str) -> None:
     step(*batch(device, 1))
     assert not training.scaler.step_was_skipped
     assert not training.scaler.overflow_report(training.model).overflow
-
-
-@every_device
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda scaler: scaler.load_state_dict({**scaler.state_dict(), "scale": 64.0}),
-        lambda scaler: scaler._scale.fill_(64.0),
-    ],
-    ids=["loaded", "written"],
-)
-def test_another_scale(device: str, change: Callable[[amp_ext.GradScaler], None]) -> None:
-    """Replays go on from a scale that is loaded or written in place."""
-    training, step = started(device)
-    eager = Training(device)
-    for number in range(WARMUP + 1):
-        eager.eager(*batch(device, number))
-    for scaler in (training.scaler, eager.scaler):
-        change(scaler)
-    for number in range(4):
-        data = batch(device, number, overflow=number in (1, 2))
-        assert_same_steps(eager, training, step, data)
-    assert training.scaler.get_scale() == 32.0
-
-
-@every_device
-def test_a_schedule_that_counts_the_steps_that_were_made(device: str) -> None:
-    """SkipAware counts the steps of replays."""
-    rates = []
-    for graphs in (False, True):
-        training = Training(device)
-        optimizer = training.optimizers[0]
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-        scheduler = SkipAware(schedule, training.scaler, exact=True)
-        step = training.graphed() if graphs else training.eager
-        rates.append([])
-        for number in range(STEPS):
-            step(*batch(device, number, overflow=number in (0, 5, 6)))
-            scheduler.step()
-            rates[-1].append(optimizer.param_groups[0]["lr"])
-    assert rates[0] == rates[1]
-    assert rates[0][-1] == LR / 2 ** ((STEPS - 3) // 2)
 
 
 @every_device

@@ -62,7 +62,7 @@ def plan(m: int, n: int, k: int, layout: str = "NN", **options: Any) -> Plan:
     return Plan(text, tile, numbers(r"(\d+)x(\d+) tiles"), group, blocks)
 
 
-LARGE, SM90_LARGE = {(256, 128), (128, 128)}, {(128, 256), (256, 128)}
+LARGE = {(256, 128), (128, 128)}
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,6 @@ def test_choices_for_sm80(
     """Many tiles are large; skinny results get narrow tiles and splits."""
     found = plan(*shape, layout, multiprocessors=108, sm90=False)
     assert found.tile[:2] in extents and found.is_split == is_split, found
-
-
-@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
-def test_large_squares_on_sm90(layout: str) -> None:
-    """Large squares get a large cooperative tile."""
-    found = plan(4096, 4096, 4096, layout)
-    assert found.sm90 and "cooperative" in found.text and found.tile[:2] in SM90_LARGE, found
-    assert not found.is_split, found
 
 
 def test_the_gradient_of_a_small_weight_is_split() -> None:
