@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -15,24 +14,13 @@ import pytest
 import torch
 
 import amp_ext
+import programs
 from amp_ext import _C, _build_info, verify
 from amp_ext import __main__ as doctor
 
 OPS = {name: getattr(amp_ext.ops, name) for name in amp_ext.ops.__all__}
 COMMAND = r"pip install --force-reinstall --no-deps \.$"
-
-
-def run(*command: str, package: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run Python; with the package in a copy of its folder, where no other import can supply it."""
-    source = (package or Path(amp_ext.__file__).parent).parent
-    return subprocess.run(
-        [sys.executable, "-S", *command],
-        cwd=source,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(source), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+PACKAGE = Path(amp_ext.__file__).parent
 
 
 def test_a_reader_may_close_the_pipe() -> None:
@@ -41,7 +29,7 @@ def test_a_reader_may_close_the_pipe() -> None:
 
 
 def test_healthy() -> None:
-    process = run("-m", "amp_ext")
+    process = programs.run_with(PACKAGE.parent, "-m", "amp_ext")
     said = process.stdout
     assert (process.returncode, process.stderr) == (0, ""), process
     assert f"amp_ext {amp_ext.__version__}\n" in said
@@ -67,13 +55,13 @@ def test_module_that_is_not_whole(
     tmp_path: Path, pattern: str, is_truncated: bool, words: str
 ) -> None:
     """The doctor exits with 1 without a traceback, and names what helps in one line."""
-    source, ignored = Path(amp_ext.__file__).parent, shutil.ignore_patterns("__pycache__")
-    package = shutil.copytree(source, tmp_path / "amp_ext", ignore=ignored)
+    ignored = shutil.ignore_patterns("__pycache__")
+    package = shutil.copytree(PACKAGE, tmp_path / "amp_ext", ignore=ignored)
     for file in package.glob(pattern):
         file.unlink()
         if is_truncated:
             file.write_bytes(b"\x7fELF")
-    process = run("-m", "amp_ext", package=package)
+    process = programs.run_with(tmp_path, "-m", "amp_ext")
     assert (process.returncode, process.stderr) == (1, ""), process.stderr
     (failure,) = [line for line in process.stdout.splitlines() if "FAIL" in line]
     assert re.search(words, failure)

@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import amp_ext
+import programs
 from amp_ext._library import LIBRARIES, check_build
 
 # One sentence, without a stop inside, that ends with a command.
@@ -21,15 +21,7 @@ SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S
 
 def import_error(package: Path) -> str:
     """Return the last line of a failing import, in a process of its own."""
-    process = subprocess.run(
-        # -S excludes the finder of an editable install: it would supply the missing parts.
-        [sys.executable, "-S", "-c", "import amp_ext"],
-        cwd=package.parent,
-        env={"PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = programs.run_with(package.parent, "-c", "import amp_ext")
     assert process.returncode == 1, process.stderr
     last = process.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: "), process.stderr

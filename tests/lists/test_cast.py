@@ -104,28 +104,6 @@ def test_rounding(
         assert_same(output, torch.full_like(output, expected))
 
 
-# ---- lists -------------------------------------------------------------------------------------
-
-
-@every_executor
-@pytest.mark.parametrize("count", [3, 1008, 2000])
-def test_lists_of_mixed_dtypes(executor: Executor, count: int) -> None:
-    """Lists of mixed dtypes are cast: 1008 pairs fit a kernel's parameters, more do not."""
-    pairs = [
-        pair(executor, 1 + 7 * i % 97, *EVERY_PAIR[i % 16]) for i in range(executor.length(count))
-    ]
-    outputs, inputs = map(list, zip(*pairs, strict=True))
-    check(executor, outputs, inputs)
-
-
-@every_executor
-def test_empty_tensors_anywhere(executor: Executor) -> None:
-    empty = torch.empty(0, 4, device=executor.device)
-    output, source = pair(executor, 5, FP32, FP16)
-    executor.ops.cast_([empty, empty.half()], [empty, empty])
-    check(executor, [empty.half(), output, empty], [empty, source, empty.double()])
-
-
 # ---- tensors of torch --------------------------------------------------------------------------
 
 

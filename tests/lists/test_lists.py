@@ -1,4 +1,4 @@
-"""Test what unscale_, check_finite and grad_norm share: memory, lists, and the overflow flag."""
+"""Test what ops on lists share: memory, lists, and the overflow flag."""
 
 from __future__ import annotations
 
@@ -29,9 +29,15 @@ from executors import Executor, against_oracle, every_executor
 
 OPS = ("unscale_", "check_finite", "grad_norm")
 every_op = pytest.mark.parametrize("op", OPS)
+with_casts = pytest.mark.parametrize("op", [*OPS, "cast_"])
 
 
 def call(by: Any, op: str, grads: list[Tensor], found_inf: Tensor, factor: Tensor) -> Any:
+    if op == "cast_":
+        outputs = [torch.zeros_like(x, dtype=FLOATS[i // 4 % 4]) for i, x in enumerate(grads)]
+        by.cast_(outputs, grads)
+        by.check_finite(outputs, found_inf)
+        return outputs
     return getattr(by, op)(grads, found_inf, *[factor] * (op != "check_finite"))
 
 
@@ -43,6 +49,8 @@ def check(executor: Executor, op: str, grads: list[Tensor]) -> float:
     exact = call(reference, op, expected, expected_found_inf, factor)
     assert_all_same(map(surroundings, grads), map(surroundings, expected))
     assert_same(found_inf, expected_found_inf)
+    if op == "cast_":
+        assert_all_same(result, exact)
     if op == "grad_norm":
         torch.testing.assert_close(result, exact, rtol=2.0**-21, atol=0, equal_nan=True)
     return found_inf.item()
@@ -112,7 +120,7 @@ def test_layouts(executor: Executor, op: str, layout: str) -> None:
 @against_oracle
 @pytest.mark.parametrize("count", [1, 2000])
 @pytest.mark.parametrize("bad", [None, 0.0, 0.5, 1.0])
-@every_op
+@with_casts
 def test_lists_of_mixed_dtypes(executor: Executor, op: str, count: int, bad: float | None) -> None:
     """A bad element of the first tensor counts, and one of the middle or the last tensor."""
     sizes = [1 + 7 * i % 97 for i in range(executor.length(count))]
@@ -123,7 +131,7 @@ def test_lists_of_mixed_dtypes(executor: Executor, op: str, count: int, bad: flo
 
 
 @every_executor
-@every_op
+@with_casts
 def test_empty_tensors_anywhere(executor: Executor, op: str) -> None:
     """Empty tensors take no part, also where a long list has all elements at its end."""
     empty, few = torch.empty(0, 3, device=executor.device), 20

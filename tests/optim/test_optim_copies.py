@@ -116,6 +116,22 @@ def test_another_order_of_elements() -> None:
     assert optimizer.state[weight]["autocast_copy"].stride() == weight.stride()
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["", "with one version"])
+def test_nothing_is_made_anew(shared: bool) -> None:
+    """Copies without another write are not rebuilt, whichever parameters have gradients."""
+    flat = torch.ones(30)
+    parts = flat.split(10) if shared else [torch.ones(10) for _ in range(3)]
+    weights = [torch.nn.Parameter(part) for part in parts]
+    optimizer = SGD(weights, lr=1.0, momentum=0.5, dampening=0.5, autocast_copies=FP16)
+    step(optimizer)
+    before = [optimizer.state[weight]["step"] for weight in weights]
+    for missing in (None, None) if shared else (None, 0, 2, None):
+        for i, weight in enumerate(weights):
+            weight.grad = None if i == missing else torch.ones(10)
+        optimizer.step()
+        assert all(optimizer.state[w]["step"] is b for w, b in zip(weights, before, strict=True))
+
+
 def test_copy_that_someone_writes(weight: Tensor, optimizer: SGD) -> None:
     optimizer.state[weight]["autocast_copy"].zero_()
     assert casts(weight) == 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -22,14 +22,12 @@ from torch import Tensor
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from probe import blocks, nvcc, tiles
-from probe.blocks import Case
+from probe import nvcc, probes
+from probe.probes import Case
 from ptx_backend import build
 from ptx_backend.build import BUILD, CSRC, Unit
 
-PROBES: dict[str, Callable[[], Iterator[Case]]] = {
-    probe.__name__: probe for probe in (*blocks.PROBES, *tiles.PROBES)
-}
+PROBES = {probe.__name__: probe for probe in probes.PROBES}
 
 
 class Ptx:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from probe import nvcc, tiles
+from probe import nvcc, probes
 from probe import run as probe
-from probe.blocks import Case
+from probe.probes import Case
 from ptx_backend import build
 
 PTX = probe.DEVICES["ptx"]
@@ -34,7 +34,7 @@ def test_every_function_has_its_expectation() -> None:
 @on_executor
 def test_a_wrong_expectation_is_a_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
     def tma_reduce() -> Iterator[Case]:
-        case = next(tiles.tma_reduce())
+        case = next(probes.tma_reduce())
         yield replace(case, expected=case.expected + (torch.arange(48) == 10))
 
     monkeypatch.setitem(probe.PROBES, "tma_reduce", tma_reduce)

@@ -1,17 +1,59 @@
-// Assumptions of the executor about tiles: TMA and wgmma; see blocks.cu.
+// Assumptions of the executor about grids, TMA and wgmma, each in a kernel of its own. probes.py
+// has the expected results of the functions at the end.
+//
+// These kernels are built for sm_90a alone, and so are not guarded against other architectures.
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <ptx/sm80.cuh>
 #include <ptx/sm90.cuh>
 
-#include "launch.cuh"
 #include "tensor_map.cuh"
 
 namespace {
 
 using namespace amp_ext;
 using ptx::Major;
+
+struct Grid {
+  int blocks;
+  int threads;
+  size_t shared_bytes = 0;
+  bool early = false;  // it need not wait for the grid before
+};
+
+template <class... Params, class... Args>
+int launch(const Grid& grid, void (*kernel)(Params...), const Args&... args) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid.blocks);
+  config.blockDim = dim3(grid.threads);
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.attrs = &early;
+  config.numAttrs = grid.early;
+  return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+// ---- grids -------------------------------------------------------------------------------------
+
+__device__ int thread_of_grid() { return static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); }
+
+constexpr int kGridThreads = 64;
+
+// Step each number on, slowly. The first grid reads the numbers of `from`; each later grid reads
+// the previous grid's results, written by another block.
+__global__ void step_on(const uint32_t* from, uint32_t* to, int grid, int rounds) {
+  ptx::let_next_grid_begin();
+  ptx::wait_for_previous_grid();
+  const int thread = thread_of_grid(), last = static_cast<int>(gridDim.x * blockDim.x) - 1;
+  const int i = grid % 2 ? last - thread : thread;
+  uint32_t x = grid == 0 ? from[i] : ptx::load_l2(&to[i]);
+  for (int round = 0; round < rounds; ++round) x = x * (x | 1) + 1;
+  to[i] = x;
+}
 
 // ---- TMA ---------------------------------------------------------------------------------------
 
@@ -204,6 +246,13 @@ int store(const uint4* from, void* to, int x, int y, int blocks) {
 }  // namespace
 
 extern "C" {
+
+int probe_grids(const uint32_t* from, uint32_t* to, int blocks, int grids, int rounds) {
+  int error = 0;
+  for (int grid = 0; grid < grids && error == 0; ++grid)
+    error = launch({blocks, kGridThreads, 0, grid > 0}, step_on, from, to, grid, rounds);
+  return error;
+}
 
 int probe_tma_load(const void* from, uint4* to, int swizzle, int columns, int first, int x, int y,
                    int z) {
