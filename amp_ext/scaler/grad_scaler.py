@@ -16,12 +16,22 @@ HOST       all others, such as torch's    ``unscale_``,        optimizer.step() 
                                           or scaler.step()
 =========  =============================  ===================  =================================
 
-HOST also serves optimizers of :mod:`amp_ext.optim` if other code sees the gradients. With
+HOST also serves optimizers of :mod:`amp_ext.optim` whose step is overridden, wrapped or hooked, or
+whose scaler overrides ``unscale_``, ``_unscale_grads_`` or ``_maybe_opt_step``: other code sees
+unscaled gradients. Wrappers of torch's LR schedulers do not count; global step hooks do. With
 FOUND_INF, wrappers and hooks see scaled gradients and run in skipped steps, as under torch's
-scaler. docs/scaler.md says which methods write ``.grad``.
+scaler.
+
+``clip_grad_norm_`` leaves ``.grad`` scaled and unclipped for a step that unscales; after
+``unscale_``, unscaled and unclipped. With HOST it leaves ``.grad`` unscaled and clipped. Clips of
+parameters, other norm types and tensor subclasses other than DTensor rewrite ``.grad`` at once,
+whoever steps. A step with FOUND_INF leaves ``.grad`` unscaled and clipped, one with KERNELS leaves
+it as it was.
 
 The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(). It also
-waits where users read. A process without gradients, among several, waits in each pass.
+waits where users read: ``step_was_skipped``, ``get_scale``, ``get_skipped_steps``, ``state_dict``,
+``overflow_report`` and ``error_if_nonfinite``, and in pickling and ``load_state_dict``. A process
+without gradients, among several, waits in each pass.
 """
 
 from __future__ import annotations
