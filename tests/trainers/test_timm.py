@@ -66,6 +66,7 @@ def test_training_is_the_loop(
     training = Training(optimizer, ours.NativeScaler(growth_interval=1000)).steps()
     assert calls == {"clip": STEPS}
     assert training.skipped == [step == OVERFLOW for step in range(STEPS)]
+    assert training.loss_scaler._scaler.get_growth_interval() == 1000
     assert training.loss_scaler._scaler.get_skipped_steps() == 1
     assert_learned(training.network)
     assert_same(training.network, written_out(optimizer))
