@@ -173,14 +173,18 @@ def test_failed_traces_leave_no_state(
         assert state() == before
 
 
-def test_region_object_entered_in_a_compiled_function() -> None:
-    region = amp_ext.autocast("cpu", dtype=FP16)
+@pytest.mark.parametrize("is_made_inside", [False, True])
+def test_region_object_entered_in_a_compiled_function(is_made_inside: bool) -> None:
+    """A compiled function may enter a region that it, or its caller, has made."""
+    given = None if is_made_inside else amp_ext.autocast("cpu", dtype=FP16)
 
     def program(x: Tensor) -> Tensor:
+        region = given or amp_ext.autocast("cpu", dtype=FP16)
+        if is_made_inside:
+            torch._dynamo.graph_break()
         with region:
             return x @ x
 
-    torch._dynamo.reset()
     x = torch.ones(4, 4)
     with Seen() as seen:
         result = torch.compile(program, backend="aot_eager")(x)

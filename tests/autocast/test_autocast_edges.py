@@ -80,17 +80,6 @@ def test_disabled_region_of_another_device_type() -> None:
     assert seen.gemms == 1
 
 
-def test_region_made_in_a_compiled_function() -> None:
-    def program(x: Tensor) -> Tensor:
-        context = region()
-        torch._dynamo.graph_break()
-        with context:
-            return x @ x
-
-    torch._dynamo.reset()
-    assert torch.compile(program, backend="eager")(torch.ones(2, 2)).dtype == FP16
-
-
 def test_negative_view_of_a_weight() -> None:
     weight = torch.randint(-3, 4, (4, 4, 2)).float().requires_grad_()
     view = torch.view_as_complex(weight).conj().imag
