@@ -83,6 +83,13 @@ def test_right_kernels_pass(load: Load, family: str) -> None:
     assert verify.verify_family("ptx", family, "cpu").failure == ""
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["gemm_sm90_f16", "gemm_sm90_bf16"])
+def test_right_kernels_for_sm90_pass(load: Load, family: str) -> None:
+    load().set_sm90(True)
+    assert verify.verify_family("ptx", family, "cpu").failure == ""
+
+
 def test_memory_around_arguments_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     def unscale_(grads: list[Tensor], **others: Tensor) -> None:
         ops.unscale_(grads, **others)
@@ -252,6 +259,28 @@ def test_a_wrong_kernel_of_products_leaves_the_other(
     texts = [str(warning.message) for warning in warned]
     assert len(texts) == (wrong != "none")
     assert all(f"ptx kernels of gemm_{wrong}_f16 did not pass" in text for text in texts)
+
+
+def test_a_tile_that_is_not_left_is_not_measured(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = load()
+    library.set_sm90(True)
+    result = verify.Result("", "today")
+    monkeypatch.setattr(
+        verify,
+        "verify_family",
+        lambda backend, family, device: result._replace(failure="sm90" * ("sm90" in family)),
+    )
+    try:
+        assert _C.start_noting()
+        with pytest.warns(RuntimeWarning, match="gemm_sm90_f16"):
+            ops.gemm(ALIGNED, ALIGNED)
+        (product,) = _C.stop_noting()
+        variants = [variant for name, variant in product.candidates(False) if name == "ptx"]
+    finally:
+        library.set_sm90(False)
+    assert variants and all(variant % 2 == 0 for variant in variants)  # odd: of sm90
 
 
 def test_a_driver_without_tensor_maps_turns_off_sm90_alone(load: Load) -> None:

@@ -3,8 +3,7 @@
     python tests/build/cuda_check.py
 
 `make cuda-check` runs it with a Python that has amp_ext built from this tree. It checks the kernels
-of that build, and compiles the kernels of tests/probe with warnings of nvcc as errors. It prints a
-table of the kernels.
+of that build, and compiles the kernels of tests/probe with warnings of nvcc as errors.
 
 It fails on:
 
@@ -27,18 +26,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path += [
-    str(Path(__file__).resolve().parents[1]),
-    str(Path(__file__).resolve().parents[1] / "support"),
-]
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import ptx_gemm
 import sass_gemm
-from planner import gemm_tiles
 from probe import nvcc
 from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
 
@@ -245,7 +239,7 @@ def cuobjdump(library: Path, option: str = "-sass") -> str:
     ).stdout
 
 
-def installed() -> Iterator[tuple[Path, str]]:
+def installed() -> tuple[Path, str]:
     """Return the installed library and the logs of its kernels."""
     from amp_ext._library import LIBRARIES
 
@@ -253,51 +247,28 @@ def installed() -> Iterator[tuple[Path, str]]:
     folder = max(ROOT.glob("build/cuda[0-9]*"), key=lambda path: path.stat().st_mtime)
     sources = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
     logs = [(folder / f"{source.relative_to(ROOT)}.o.log").read_text() for source in sources]
-    yield LIBRARIES[-1], "".join(logs)
-
-
-def probes() -> Iterator[tuple[Path, str]]:
-    """Return the library and the logs of the probe's kernels."""
-    yield nvcc.compile()
+    return LIBRARIES[-1], "".join(logs)
 
 
 def main() -> int:
     from amp_ext._library import CUDA_ARCHES
 
     kernels: Kernels = {}
-    problems = []
-    for built in (installed, probes):
-        for library, log in built():
-            read_ptxas(log, kernels)
-            read_sass(cuobjdump(library), kernels)
-            problems += remarks(log)
-        if built is installed:
-            size = library.stat().st_size
-            read_constants(cuobjdump(library, "-res-usage"), kernels)
-            problems += large_launches(kernels)
-            problems += ptx_gemm.faults(cuobjdump(library, "-ptx"))
-            problems += missing_arches(kernels, CUDA_ARCHES) + excess(kernels, size)
-            summary = f"{len(kernels)} kernels in the library, {size / 2**20:.1f} MiB"
-    problems += missing_names(kernels)
-
-    heads = ("regs", "smem", "stack", "spills", "size", "in flight")
-    print(f"{'kernel':<48}{'arch':<8}" + "".join(f"{head:>10}" for head in heads))
+    library, log = installed()
+    read_ptxas(log, kernels)
+    read_sass(cuobjdump(library), kernels)
+    read_constants(cuobjdump(library, "-res-usage"), kernels)
+    count, size = len(kernels), library.stat().st_size
+    problems = large_launches(kernels) + ptx_gemm.faults(cuobjdump(library, "-ptx"))
+    problems += missing_arches(kernels, CUDA_ARCHES) + excess(kernels, size)
+    probes, log_of_probes = nvcc.compile()
+    read_ptxas(log_of_probes, kernels)
+    read_sass(cuobjdump(probes), kernels)
+    problems += remarks(log + log_of_probes) + missing_names(kernels)
     for kernel in sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.arch)):
         name = readable(kernel.name)
         problems += [f"{name} for {kernel.arch}: {fault}" for fault in faults(kernel)]
-        size, in_flight = kernel.instructions.total(), bytes_in_flight(kernel)
-        columns = (kernel.registers, kernel.shared, kernel.stack, kernel.spills, size)
-        columns += ("" if in_flight is None else in_flight,)
-        print(f"{name:<48}{kernel.arch:<8}" + "".join(f"{column:>10}" for column in columns))
-    print(
-        "shared memory, stack and spills in bytes, size in instructions; in flight: the bytes\n"
-        "that a multiprocessor's loads ask for before the first is used, computed"
-    )
-    print(f"{summary}, of {MOST_KERNELS} and {MOST_BYTES >> 20} MiB that are allowed")
-    for kernel, sm90 in (("gemm_kernel", False), ("gemm_sm90_kernel", True)):
-        print(f"\n{kernel}, by the number behind the type of its operands:")
-        for number, tile in enumerate(gemm_tiles(sm90)):
-            print(f"{number}: {tile}")
+    print(f"{count} kernels of {MOST_KERNELS}, {size} bytes of {MOST_BYTES} that are allowed")
     for problem in problems:
         print(f"cuda-check: {problem}", file=sys.stderr)
     return int(bool(problems))

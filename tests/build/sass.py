@@ -67,13 +67,10 @@ def read_ptxas(log: str, kernels: Kernels) -> None:
     for line in log.splitlines():
         if match := re.search(r"Compiling entry function '(\S+)' for '(\w+)'", line):
             kernel = kernels[match.groups()] = Kernel(*match.groups())
-        elif match := re.search(r"(\d+) bytes stack.* (\d+) bytes.* stores, (\d+) bytes", line):
-            stack, stores, loads = map(int, match.groups())
-            kernel.stack += stack
-            kernel.spills += stores + loads
-        elif match := re.search(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?", line):
+        elif match := re.search(r" (\d+) bytes spill stores, (\d+) bytes", line):
+            kernel.spills += sum(map(int, match.groups()))
+        elif match := re.search(r"Used (\d+) registers", line):
             kernel.registers = int(match[1])
-            kernel.shared = int(match[2] or 0)
 
 
 def read_usage(usage: str, kernels: Kernels) -> None:

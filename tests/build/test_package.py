@@ -140,15 +140,6 @@ def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool)
     assert sources == expected - absent
 
 
-def test_what_is_shared_by_all_torches_sees_none_of_them(in_root: None) -> None:
-    """Libraries shared by all torches see no torch, and the module sees only their headers."""
-    for source, _, flags in compiled(True):
-        folders = {Path(f[2:]) for f in flags if f.startswith("-I")} | {source.parent}
-        folders = {folder.parts[1] for folder in folders if folder.parts[0] == "csrc"} - {"include"}
-        assert len(folders) == 1, (source, folders)
-        assert any(f.startswith("-isystem") for f in flags) == (folders == {"bindings"})
-
-
 def test_flags_of_arithmetic(in_root: None) -> None:
     """No file gets fast math; updates have no fused multiply-adds, for equal bits everywhere."""
     units = {name: flags for _, name, flags in compiled(True)}

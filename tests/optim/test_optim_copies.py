@@ -151,6 +151,13 @@ def test_checkpoints_have_none(weight: Tensor, optimizer: SGD) -> None:
     assert casts(weight) == 0
 
 
+def test_16_bit_weights_have_none() -> None:
+    weight = torch.ones(4, 4, dtype=FP16).requires_grad_()
+    step(optimizer := SGD([weight], lr=1.0, autocast_copies=FP16))
+    assert "autocast_copy" not in optimizer.state[weight]
+    assert weight.equal(torch.zeros(4, 4, dtype=FP16))
+
+
 def test_step_before_backward(weight: Tensor, optimizer: SGD) -> None:
     """A step before backward is an error, as for a weight that is itself an operand."""
     x = torch.eye(4).requires_grad_()

@@ -368,6 +368,15 @@ def test_an_error_changes_nothing(spoil: Callable[[Any], str]) -> None:
     assert_same_bits(bits(optimizer), before)
 
 
+def test_a_moment_on_another_device() -> None:
+    optimizer = optim.AdamW(params_of([(4,), (3, 2)]))
+    train(optimizer, range(1))
+    state = optimizer.state[params_of_group(optimizer, 0)[1]]
+    state["exp_avg"] = state["exp_avg"].to("meta")
+    with pytest.raises(RuntimeError, match=r"exp_avgs.1. is on meta and others are on cpu"):
+        optimizer.step()
+
+
 def test_keeps_nothing_alive() -> None:
     """The optimizer keeps neither replaced state nor removed parameters alive."""
     optimizer = optim.AdamW(params_of())

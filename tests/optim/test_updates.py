@@ -149,6 +149,14 @@ def test_nothing_but_empty_parameters(executor: Executor, op: str) -> None:
 
 @every_executor
 @every_op
+def test_a_bad_norm_without_a_flag_is_an_overflow(executor: Executor, op: str) -> None:
+    values = call(executor, op, [(CHUNK + 5,), (3,)], norm=executor.scalar(math.inf), max_norm=1.0)
+    with unwritten(tensors(values)):
+        getattr(executor.ops, op)(**values)
+
+
+@every_executor
+@every_op
 @pytest.mark.parametrize("max_norm", [None, 0.5, 7.0])
 def test_unscaled_and_clipped_as_by_unscale(
     executor: Executor, op: str, max_norm: float | None
