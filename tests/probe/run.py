@@ -3,16 +3,17 @@
     python tests/probe/run.py
     python tests/probe/run.py --device cuda
 
-The GPU has compute capability 9.0. A wrong assumption may hang, or end the use of the GPU: the
-first line that is not "ok" names it. The exit status is 1 when a probe disagrees.
+The GPU has compute capability 9.0. A wrong assumption may hang, or end a process's use of the GPU:
+each probe runs in a fork. The exit status is 1 when a probe disagrees.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from ptx_backend import build
 from ptx_backend.build import BUILD, CSRC, Unit
 
 PROBES = {probe.__name__: probe for probe in probes.PROBES}
+LIMIT = 20  # seconds for a probe on a GPU
 
 
 class Ptx:
@@ -115,17 +117,38 @@ def check(name: str, device: Ptx | Cuda, seed: int = 0) -> str:
     return ""
 
 
+def forked(function: Callable[..., str], *arguments: object) -> str:
+    """Return a function's text from a fork, or why the fork has sent none."""
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=lambda: sender.send(function(*arguments)))
+    process.start()
+    process.join(LIMIT)
+    if process.is_alive():
+        process.kill()
+        return f"no end within {LIMIT} s"
+    return receiver.recv() if receiver.poll() else f"exit status {process.exitcode}"
+
+
+def direct(function: Callable[..., str], *arguments: object) -> str:
+    return function(*arguments)
+
+
 def main() -> int:
     """Print a line for each probe: ok, or its disagreement."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=DEVICES, default="ptx")
     name = parser.parse_args().device
-    if missing := {"ptx": build, "cuda": nvcc}[name].missing():
+    # A process that has used the GPU cannot pass it on to forks.
+    run = forked if name == "cuda" else direct
+    if missing := run({"ptx": build, "cuda": nvcc}[name].missing):
         parser.error(missing)
+    if name == "cuda":
+        nvcc.compile()
     faults = []
     for probe, cases in PROBES.items():
         print(f"{probe:<19}{cases.__doc__:<63}", end="", flush=True)
-        faults.append(check(probe, DEVICES[name]))
+        faults.append(run(check, probe, DEVICES[name]))
         print(faults[-1] or "ok", flush=True)
     return int(any(faults))
 

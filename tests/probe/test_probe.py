@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -40,3 +42,10 @@ def test_a_wrong_expectation_is_a_disagreement(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(probe.PROBES, "tma_reduce", tma_reduce)
     said = "tma_reduce(0, 0, 8): 32 of 1536 numbers differ, the first at 10: "
     assert probe.check("tma_reduce", PTX).startswith(said)
+
+
+def test_forks_that_hang_or_end_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "LIMIT", 1)
+    assert probe.forked(str, "text") == "text"
+    assert probe.forked(os._exit, 3) == "exit status 3"
+    assert probe.forked(lambda: str(time.sleep(60))) == "no end within 1 s"
