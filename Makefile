@@ -57,8 +57,8 @@ docs: .venv-docs/made ## the pages and the API reference, in build/site; broken 
 hostile: .venv/built ## 15,000 hostile calls of the ops: right, or an error and nothing changed
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
 
-# By rule, without compiling anything.
-mutants: .venv-cuda/built .venv/built ## break CUDA kernels and Python code; their tests must fail
+# By rule; the mutants of C++ and Python are switches in one build.
+mutants: .venv-cuda/built .venv/built ## break CUDA kernels, C++ and Python code; their tests must fail
 	cd tests && $(FAKE_CUDA) --multiprocessors 1 --capability 80 mutants/run.py --most 95
 	cd tests && $(FAKE_CUDA) --multiprocessors 2 --capability 90 mutants/run.py --most 300
 	.venv/bin/python tests/mutants/sources.py

@@ -368,12 +368,16 @@ def test_an_error_changes_nothing(spoil: Callable[[Any], str]) -> None:
     assert_same_bits(bits(optimizer), before)
 
 
-def test_a_moment_on_another_device() -> None:
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [("meta", r"exp_avgs.1. is on meta and others are on cpu"), (torch.double, "is Double")],
+)
+def test_a_moment_of_another_device_or_dtype(changed: Any, message: str) -> None:
     optimizer = optim.AdamW(params_of([(4,), (3, 2)]))
-    train(optimizer, range(1))
+    train(optimizer, range(2))
     state = optimizer.state[params_of_group(optimizer, 0)[1]]
-    state["exp_avg"] = state["exp_avg"].to("meta")
-    with pytest.raises(RuntimeError, match=r"exp_avgs.1. is on meta and others are on cpu"):
+    state["exp_avg"] = state["exp_avg"].to(changed)
+    with pytest.raises(RuntimeError, match=message):
         optimizer.step()
 
 
