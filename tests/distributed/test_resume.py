@@ -1,4 +1,4 @@
-"""Test that a stopped training continues from its last checkpoint, and how a process stops.
+"""Test that a stopped training goes on from a checkpoint, and that a failed step changes nothing.
 
 Gradients of one layer are sums of small integers, exact in any order, and AdamW's arithmetic is
 elementwise: parameters are bit-equal on any number of processes. Overflows come from FP16 after the

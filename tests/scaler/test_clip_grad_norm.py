@@ -150,6 +150,15 @@ def test_a_step_that_clips(make: str, max_norm: float, device: str, clip: Clip) 
     assert [param.item() for param in params(optimizer)] == pytest.approx(expected, abs=2.0**-18)
 
 
+@pytest.mark.parametrize("max_norm", [torch.tensor(half(5.0)), str(half(5.0))], ids=str)
+@pytest.mark.parametrize("make", STEPPED)
+def test_max_norm_is_what_float_takes(make: str, max_norm: Any) -> None:
+    optimizer, scaler = STEPPED[make]([leaf([12.0, 16.0])]), started(OURS)
+    scaler.clip_grad_norm_(optimizer, max_norm)
+    scaler.step(optimizer)
+    assert params(optimizer)[0].tolist() == [0.25, 0.0]
+
+
 @pytest.mark.parametrize("make", STEP_CLIPS)
 def test_gradients_are_only_read_where_the_step_clips(make: str) -> None:
     """If the step clips, gradients are only read; float16 ones are not unscaled in float16."""

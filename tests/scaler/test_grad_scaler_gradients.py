@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ import amp_ext
 from cases import unwritten
 from twins import (
     OURS,
+    Wrapped,
     grads,
     leaf,
     sgd,
@@ -57,6 +59,16 @@ def test_gradients_of_a_transform() -> None:
 
     with pytest.raises(NotImplementedError, match="storage"):
         torch.func.vmap(check)(torch.ones(2, 3))
+
+
+def test_an_overflow_of_a_subclass_skips_the_step() -> None:
+    """An infinite gradient is found also if torch unscales it, since it is a tensor subclass."""
+    param = torch.ones(2)
+    param.grad = Wrapped(torch.tensor([4.0, math.inf]))
+    scaler = started(OURS)
+    scaler.step(sgd(param))
+    scaler.update()
+    assert (param.tolist(), scaler.get_scale()) == ([1.0, 1.0], 2.0)
 
 
 def test_view_with_holes_in_a_graph() -> None:

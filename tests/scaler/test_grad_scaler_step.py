@@ -150,6 +150,21 @@ def test_positional_none(make: Callable[..., torch.optim.Optimizer]) -> None:
     assert params(optimizer)[0].tolist() == [0.5, 0.0]
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("make", [torch.optim.SGD, amp_ext.optim.SGD])
+def test_positional_closure(make: Callable[..., torch.optim.Optimizer], fused: bool) -> None:
+    optimizer = make([leaf([4.0, 8.0])], lr=0.5, fused=fused)
+    assert started(OURS).step(optimizer, lambda: 7.0) == 7.0
+
+
+def test_disabled_scaler_passes_everything_on() -> None:
+    """A disabled scaler passes arguments on, and has no overflow to report."""
+    optimizer, scaler = optimizer_of(TakesKeyword, math.inf), OURS("cpu", enabled=False)
+    assert scaler.step(optimizer, 5, extra=1) == (5, {"extra": 1})
+    scaler.update()
+    assert str(scaler.overflow_report()) == "No overflow."
+
+
 def two_devices(first: float, second: float) -> dict[torch.device, Tensor]:
     """Return the flags of an optimizer with gradients on two devices."""
     devices = (torch.device("cpu"), torch.device("cpu", 0))
@@ -271,6 +286,11 @@ def test_step_scalars(value: float, unscale_first: bool) -> None:
     scaler.update()
     assert (scaler.get_scale(), scaler.step_was_skipped) == (2.0 if bad else 4.0, bad)
     assert optimizer.seen.found_inf.item() == 0.0  # its memory serves every step
+
+
+def test_step_scalars_without_gradients() -> None:
+    with pytest.raises(AssertionError, match="No inf checks were recorded"):
+        started(OURS).step(StepsByScalars([torch.ones(2)], lr=0.5))
 
 
 def test_a_wrapper_is_not_handed_what_its_optimizer_reads() -> None:

@@ -174,6 +174,15 @@ def test_only_the_optimizer_that_overflowed() -> None:
     assert (names(report), report.examined) == (["bad"], 2)
 
 
+def test_parameter_of_two_optimizers_counts_once() -> None:
+    shared, scaler = leaf([INF]), started(OURS)
+    optimizers = sgd(shared), sgd(shared)  # held: the scaler holds them weakly
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    report = scaler.overflow_report()
+    assert (len(report.gradients), report.examined) == (1, 1)
+
+
 # ---- when it comes too late --------------------------------------------------------------------
 
 
@@ -221,6 +230,3 @@ def test_optimizers_of_older_steps_are_forgotten() -> None:
     for _ in range(5):
         close(scaler, sgd(leaf(1.0)))
     assert len(scaler._last_states) == 1
-
-
-# ---- the scaler around it ----------------------------------------------------------------------

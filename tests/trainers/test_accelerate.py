@@ -128,7 +128,7 @@ def test_optimizers_are_clipped_in_turn(device: str, clipped: int) -> None:
     accelerator.backward(sum(weight.sum() for weight in weights))
     accelerator.clip_grad_norm_(weights[:clipped], MAX_NORM)
     with pytest.raises(RuntimeError, match="one optimizer after the other"):
-        optimizers[1].step()
+        optimizers[2 - clipped].step()
 
 
 @on_cuda
