@@ -58,7 +58,7 @@ hostile: .venv/built ## 15,000 hostile calls of the ops: right, or an error and 
 	.venv/$(PYTEST) tests/integration/test_hostile_calls.py --hostile-calls 5000
 
 # By rule; the mutants of C++ and Python are switches in one build.
-mutants: .venv-cuda/built .venv/built ## break CUDA kernels, C++ and Python code; their tests must fail
+mutants: .venv-cuda/built .venv/built ## break CUDA kernels, C++ and Python code; list what no test notices
 	cd tests && $(FAKE_CUDA) --multiprocessors 1 --capability 80 mutants/run.py --most 95
 	cd tests && $(FAKE_CUDA) --multiprocessors 2 --capability 90 mutants/run.py --most 300
 	.venv/bin/python tests/mutants/sources.py

@@ -1,7 +1,8 @@
 """Keep the results for a device between processes, in a file of JSON lines.
 
 The file is in the user's cache folder. Processes append lines, and readers skip damaged ones.
-Another device, driver or build has another file.
+Another device, driver or build has another file. On a file system without atomic appends, such as
+NFS, simultaneous entries may be lost.
 """
 
 import functools
@@ -26,14 +27,15 @@ MAX_BYTES = 16 << 20
 def read(device: str, part: str, types: Sequence[type]) -> list[list[Any]]:
     """Return the entries of a part that have fields of these types, the newest last."""
     try:
-        lines = path(device).read_text().splitlines() if _is_readable(path(device)) else []
-    except (OSError, RuntimeError, ValueError):
-        lines = []
+        file = path(device)
+        content = file.read_bytes() if _is_usable(file) else b""
+    except (OSError, RuntimeError):
+        content = b""
     entries: list[list[Any]] = []
-    for line in lines:
+    for line in content.splitlines():
         try:
             found, *entry = json.loads(line)
-        except (TypeError, ValueError):  # such as a line that a process could not finish
+        except (RecursionError, TypeError, ValueError):  # such as an unfinished line
             continue
         if found == part and [type(field) for field in entry] == list(types):
             entries.append(entry)
@@ -41,23 +43,23 @@ def read(device: str, part: str, types: Sequence[type]) -> list[list[Any]]:
 
 
 def append(device: str, part: str, entries: Iterable[Sequence[Any]]) -> bool:
-    """Append entries to a part, and return whether the folder is writable."""
+    """Append entries to a part, and return whether they have been written."""
     # The first line feed ends a line that a process could not finish.
     text = "".join(f"\n{json.dumps([part, *entry])}" for entry in entries) + "\n"
+    data = text.encode()
     try:
         file = path(device)
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not _is_readable(file):
+        if file.exists() and not _is_usable(file):
             file.unlink(missing_ok=True)
         with open(file, "ab", buffering=0) as appended:
-            appended.write(text.encode())  # at once: other processes append too
+            return appended.write(data) == len(data)  # at once: other processes append too
     except (OSError, RuntimeError):
         return False
-    return True
 
 
-def _is_readable(file: Path) -> bool:
-    """Return whether a file is no FIFO, which would wait for a writer, and not too large."""
+def _is_usable(file: Path) -> bool:
+    """Return whether a file is regular, and not too large. Opening a FIFO would wait."""
     return file.is_file() and file.stat().st_size <= MAX_BYTES
 
 

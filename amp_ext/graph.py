@@ -107,7 +107,8 @@ class GraphedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = self._flattened(args, kwargs)
-        _refuse_gradients(args, kwargs)
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+            _refuse_gradients(args, kwargs)
         if self._warmup > 0:
             results = self.eager(*args, **kwargs)
             self._warmup -= 1

@@ -56,9 +56,10 @@ class Tuned(NamedTuple):
     after: float
 
 
-_ENTRY = (str, *(int,) * _C.GEMM_KEY_SIZE, str, int, str)
+_TYPES = (str, *(int,) * _C.GEMM_KEY_SIZE, str, int, str)
+Entry = Sequence[Any]
 """An entry of the table: product in words, GemmKey (table.h), backend, variant, reason."""
-_own: dict[str, list[Sequence[Any]]] = {}
+_own: dict[str, list[Entry]] = {}
 """The entries that this process has measured, by device, for a folder that is not writable."""
 
 
@@ -67,12 +68,17 @@ _own: dict[str, list[Sequence[Any]]] = {}
 
 def load_table(device: str) -> set[tuple[int, ...]]:
     """Read the table of a device for C++, at the first product there; return its keys."""
-    entries = [*_cache.read(device, "product", _ENTRY), *_own.get(device, ())]
-    _C.set_measured(device, [(entry[1:-3], *entry[-3:]) for entry in entries])
+    own = _own.get(device, [])
+    entries = [*_cache.read(device, "product", _TYPES), *own]
+    try:
+        _C.set_measured(device, [(entry[1:-3], *entry[-3:]) for entry in entries])
+    except TypeError:  # a number or a text of the file that C++ cannot hold
+        entries = own
+        _C.set_measured(device, [(entry[1:-3], *entry[-3:]) for entry in entries])
     return {tuple(entry[1:-3]) for entry in entries}
 
 
-def update_table(device: str, entries: Sequence[Sequence[Any]]) -> None:
+def update_table(device: str, entries: Sequence[Entry]) -> None:
     """Add entries to a device's table, in place of older ones.
 
     If the file cannot be written, this process has the entries nevertheless, and warns.
@@ -247,8 +253,8 @@ def _are_near(
     Sums of columns have one dimension, and the errors of their rows.
     """
     eps = torch.finfo(expected[0].dtype).eps
-    batch, sums, m, _, k = _sizes(product)
-    terms = sums * k
+    batch, summed, m, _, k = _sizes(product)
+    terms = summed * k
 
     def is_near(result: torch.Tensor, of: torch.Tensor) -> bool:
         rows = 1 if of.dim() > 1 else batch * m

@@ -203,7 +203,7 @@ class ScalerState(TorchsScaler):
         super().load_state_dict(torchs)
         tracker = self._hysteresis
         if counters.get("hysteresis") == self._hysteresis:
-            tracker = counters.get("hysteresis_tracker", tracker)
+            tracker = min(counters.get("hysteresis_tracker", tracker), tracker)
         self._init_skipped_steps = counters.get("skipped_steps", 0)
         self._init_hysteresis_tracker = tracker
         if self._scale is None:

@@ -129,6 +129,15 @@ def test_weight_gradient_never_passes_through_fp16(run: Any) -> None:
     assert weight_gradient(torch.autocast, run, half, half).eq(0).all()
 
 
+def test_gradient_of_a_vector_never_passes_through_fp16() -> None:
+    """The gradient of an op's 1-D argument is beyond FP16's range."""
+    x = torch.ones(4, requires_grad=True)
+    with amp_ext.autocast("cpu", dtype=FP16):
+        result = amp_ext.ops.linear(x, torch.ones(2, 4))
+    result.backward(torch.full_like(result, 61440.0))
+    assert x.grad.eq(122880.0).all()
+
+
 @every_dtype
 @every_weighted
 def test_backward_within_the_region(run: Any, dtype: torch.dtype) -> None:

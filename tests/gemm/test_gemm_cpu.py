@@ -154,6 +154,14 @@ def test_a_long_sum_by_any_number_of_threads(adds: bool) -> None:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("m", [4, 64])
+def test_activation_of_fp32_sums(m: int) -> None:
+    """Sums that need no rounding are activated too."""
+    a, b = integers(m, 128, dtype=FP16), integers(128, 512, dtype=FP16)
+    result = ops.gemm(a, b, activation="relu", out_dtype=FP32)
+    assert result.equal(product(a, b).relu())
+
+
 @pytest.mark.parametrize("m", [4, 8, 64])
 def test_a_sum_of_no_products_is_zero(m: int) -> None:
     a, b = integers(m, 0, dtype=FP16), integers(0, 40000, dtype=FP16)

@@ -60,7 +60,7 @@ Edit = tuple[int, int, str, str]  # start, end, text for the reader, expression 
 
 # ---- Python -------------------------------------------------------------------------------------
 
-OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
+REPLACED_NODES: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq,
     ast.Lt: ast.LtE,
     ast.Gt: ast.GtE,
@@ -70,7 +70,7 @@ OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
     ast.Mult: ast.Div,
 }
-OPPOSITES |= {new: old for old, new in OPPOSITES.items()}
+REPLACED_NODES |= {new: old for old, new in REPLACED_NODES.items()}
 MODULE = '''"""Say which mutant is on and record the reached ones, in a file of 32-bit integers."""
 
 import mmap
@@ -96,10 +96,10 @@ def changed(node: ast.AST) -> tuple[ast.AST, ast.AST] | None:
     new = deepcopy(node)
     if isinstance(node, ast.If | ast.IfExp | ast.While):
         return node.test, ast.UnaryOp(ast.Not(), node.test)
-    if isinstance(new, ast.Compare) and type(new.ops[0]) in OPPOSITES:
-        new.ops[0] = OPPOSITES[type(new.ops[0])]()
-    elif isinstance(new, ast.BoolOp | ast.BinOp) and type(new.op) in OPPOSITES:
-        new.op = OPPOSITES[type(new.op)]()
+    if isinstance(new, ast.Compare) and type(new.ops[0]) in REPLACED_NODES:
+        new.ops[0] = REPLACED_NODES[type(new.ops[0])]()
+    elif isinstance(new, ast.BoolOp | ast.BinOp) and type(new.op) in REPLACED_NODES:
+        new.op = REPLACED_NODES[type(new.op)]()
     elif isinstance(new, ast.Constant) and isinstance(new.value, bool | int | float):
         new.value = not new.value if isinstance(new.value, bool) else new.value + 1
     elif isinstance(node, ast.Expr | ast.Return) and not isinstance(
@@ -167,8 +167,8 @@ __attribute__((constructor(101))) static void map_mutants() {
   return !__builtin_is_constant_evaluated() && is_mutated(number);
 }
 """
-OTHERS = {"==": "!=", "<": "<=", ">": ">="}
-OTHERS |= {new: old for old, new in OTHERS.items()}
+REPLACED = {"==": "!=", "<": "<=", ">": ">="}
+REPLACED |= {new: old for old, new in REPLACED.items()}
 HIDDEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\])\'', re.DOTALL)
 DIRECTIVE = re.compile(r"^ *#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
 CALL = re.compile(r"(?:[;{})]|\belse)\s+([a-z_](?:\w|\.|->|::)*)\(")
@@ -247,7 +247,7 @@ def cpp_edits(text: str) -> Iterator[Edit]:
             sides = split(code, start, end, COMPARISON)
             if len(sides) == 2:
                 between = code[sides[0][1] : sides[1][0]].strip()
-                new = f"{text[start : sides[0][1]]} {OTHERS[between]} {text[sides[1][0] : end]}"
+                new = f"{text[start : sides[0][1]]} {REPLACED[between]} {text[sides[1][0] : end]}"
                 yield edit(start, end, new, f"({{on}} ? {new} : OLD)")
             for constant in CONSTANT.finditer(code, start, end):
                 yield edit(*constant.span(), "OLD + 1", "(OLD + {on})")

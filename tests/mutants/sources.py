@@ -36,12 +36,13 @@ ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "build/mutants"
 SOURCES = ["amp_ext/scaler", "amp_ext/autocast", "amp_ext/optim", "amp_ext/nn.py"]
 SOURCES += ["csrc/bindings", "csrc/cpu"]
-# Conditions on vectors, and what CPUs do not run.
-OTHERS = {"activation.h", "cuda.cpp", "triton.cpp", "triton.h"}
-WINGS = {"nn.py": "layers", "checks": "lists", "isa": "lists", "params": "scaler"}  # their tests
+# Conditions on vectors, and files that CPUs do not run.
+NOT_BROKEN = {"activation.h", "cuda.cpp", "triton.cpp", "triton.h"}
+# Folders of tests, where their names differ.
+TESTS_OF = {"nn.py": "layers", "checks": "lists", "isa": "lists", "params": "scaler"}
 LEFT_OUT = ["bench", "build", "cudasim", "docs", "probe", "trainers"]  # tests of other code
 BUILT = re.compile(r"^(\.git|\.venv.*|build|dist)$|\.so$|\.pyc$|^_build_info\.py$")
-PASSED, FAILED, OUT_OF_TIME = 0, 1, 3  # exit codes of forks
+PASSED, FAILED, OUT_OF_TIME = 0, 64, 65  # exit codes of forks; an exception of the script is 1
 
 
 def files(*folders: Path) -> dict[Path, bytes]:
@@ -59,7 +60,7 @@ def sample(most: int, seed: int) -> list[Mutant]:
     """Return mutants of the sources, no two of which overlap."""
     found: list[Mutant] = []
     for path, data in sorted(sources().items()):
-        if str(path).startswith(tuple(SOURCES)) and path.name not in OTHERS:
+        if str(path).startswith(tuple(SOURCES)) and path.name not in NOT_BROKEN:
             found += mutants_of(path, data.decode())
     random.Random(seed).shuffle(found)
     chosen: list[Mutant] = []
@@ -183,7 +184,7 @@ class Hunt:
         """Run the tests that reach a mutant until one fails; one case of each test comes first."""
         place = self.mutants[number - 1].path.parts
         folder = place[1] if place[0] == "amp_ext" else place[2]
-        own = f"tests/{WINGS.get(folder, folder)}/"
+        own = f"tests/{TESTS_OF.get(folder, folder)}/"
         turns = Counter()
 
         def order(test: Test) -> tuple[bool, int, bool]:
@@ -203,6 +204,8 @@ class Hunt:
 
         self.shared[0] = number
         code = self.fork(run, patience=60 + 5 * max(test.seconds for test in reaching))
+        if code == 1:
+            raise pytest.UsageError(f"{chosen[self.shared[1]].nodeid} stops the script")
         self.shared[0] = 0
         self.reached()
         if code in (PASSED, OUT_OF_TIME):

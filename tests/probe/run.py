@@ -4,7 +4,7 @@
     python tests/probe/run.py --device cuda
 
 The GPU has compute capability 9.0. A wrong assumption may hang, or end a process's use of the GPU:
-each probe runs in a fork. The exit status is 1 when a probe disagrees.
+there each probe runs in a fork. The exit status is 1 when a probe disagrees.
 """
 
 from __future__ import annotations
@@ -126,8 +126,10 @@ def forked(function: Callable[..., str], *arguments: object) -> str:
     process.join(LIMIT)
     if process.is_alive():
         process.kill()
+        process.join()
         return f"no end within {LIMIT} s"
-    return receiver.recv() if receiver.poll() else f"exit status {process.exitcode}"
+    has_answer = process.exitcode == 0 and receiver.poll()
+    return receiver.recv() if has_answer else f"exit status {process.exitcode}"
 
 
 def direct(function: Callable[..., str], *arguments: object) -> str:

@@ -33,8 +33,8 @@ class LossScaler(GradScaler):
             min(2.0**16, max_loss_scale or 2.0**16) if is_dynamic else loss_scale,
             allow_fp16_grads=True,
             allow_no_grads=True,
-            min_scale=min_loss_scale or None,
-            max_scale=max_loss_scale,
+            min_scale=min_loss_scale or None if is_dynamic else None,
+            max_scale=max_loss_scale if is_dynamic else None,
             dynamic=is_dynamic,
         )
         self.is_one = loss_scale == 1.0

@@ -164,10 +164,8 @@ at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Acti
   if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
   // Beyond this range derivatives are 0 or 1, as at infinities. torch returns NaN at infinities,
   // and squares the argument of a gelu. Unlike a clamp, hardtanh has NaN as derivative at NaN.
-  // BF16 has the range of the sums: a finite sum has a finite pre-activation.
   const double bound = activation == Activation::silu ? 1e3 : 40;
-  const bool may_overflow = x.scalar_type() != at::kBFloat16 || at::GradMode::is_enabled();
-  const at::Tensor near = may_overflow ? at::hardtanh(x, -bound, bound) : x;
+  const at::Tensor near = at::hardtanh(x, -bound, bound);
   if (activation != Activation::silu)
     return at::gelu_backward(grad, near, approximation(activation));
   if (!at::GradMode::is_enabled()) return at::silu_backward(grad, near);

@@ -159,9 +159,10 @@ Plan plan_of(const GemmArgs& g, const Host& host) {
   if (depth > kMostDepth) {
     // Operands are widened again for each block of the other: rows and columns stay.
     const int64_t floats = rows * columns + (rows + columns) * kCachedExtent;
-    const int64_t shares = std::clamp<int64_t>(kMostWorkspace / floats, 1, threads);
-    depth = shares > 1 ? kCachedExtent : cached_extent(g.k, std::max(rows, columns), threads);
-    share = shares > 1 ? std::max(depth, (g.k + shares - 1) / shares) : g.k;
+    const bool has_shares =
+        threads > 1 && threads * floats <= kMostWorkspace && threads * kCachedExtent <= g.k;
+    depth = has_shares ? kCachedExtent : cached_extent(g.k, std::max(rows, columns), threads);
+    if (has_shares) share = (g.k + threads - 1) / threads;
   } else {
     // One block of a stays widened for all columns, or one block of b for all rows.
     rows = cached_extent(g.m, g.k, threads);

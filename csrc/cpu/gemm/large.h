@@ -5,8 +5,8 @@
 
 namespace amp_ext::cpu {
 
-// Rows that are added one after another in sums of columns. Parts are multiples, so that sums are
-// equal for any number of threads.
+// Rows that are added one after another in sums of columns. Parts are multiples, so that the order
+// is the same for any number of threads.
 constexpr int64_t kRowGroup = 64;
 
 // Extents of parts, measured. A part has at most kBlockExtent rows and columns. A greater k is cut.
@@ -16,7 +16,7 @@ constexpr int64_t kBlockExtent = 2048, kMostDepth = 1024;
 // in the thread's cache until they are read.
 constexpr int64_t kCachedExtent = 256, kCachedElements = 1 << 16;
 
-// The most elements of operands widened as a whole.
+// The most floats of operands widened as a whole, and of all shares' blocks and partial sums.
 constexpr int64_t kMostWorkspace = 1 << 22;
 
 inline int64_t cached_extent(int64_t extent, int64_t other, int64_t threads) {
@@ -44,8 +44,8 @@ class Multiplier {
   virtual void multiply(const Part& part, float* workspace, const Host& host) = 0;
 };
 
-// Widens blocks to fp32 for the library's GEMM, `depth` of k at a time. One thread adds up each
-// `share` of k, and waits for no other between its blocks; all threads do if the share is k.
+// Widens blocks to fp32 for the library's GEMM, `depth` of k at a time. If `share` is less than k,
+// one thread adds up each share of k, and waits for no other. Else all threads work on each block.
 class Widening final : public Multiplier {
  public:
   Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth, int64_t share);

@@ -57,12 +57,16 @@ void Widening::multiply(const Part& part, float* workspace, const Host& host) {
       multiply_depths(own, depths, a, b, workspace + i * block_floats(), host);
     }
   });
-  for (int64_t i = 1; i < shares(); ++i) {
-    const float* from = partial_sums + (i - 1) * size;
-    for (int64_t r = 0; r < part.rows.size; ++r, from += part.columns.size) {
-      for (int64_t j = 0; j < part.columns.size; ++j) part.c[r * part.ldc + j] += from[j];
-    }
-  }
+  const int64_t n = part.columns.size;
+  parallel(host, part.rows.size, grain(kConvertGrain, n * shares()),
+           [&](int64_t begin, int64_t end) {
+             for (int64_t r = begin; r < end; ++r) {
+               for (int64_t i = 1; i < shares(); ++i) {
+                 const float* const from = partial_sums + (i - 1) * size + r * n;
+                 for (int64_t j = 0; j < n; ++j) part.c[r * part.ldc + j] += from[j];
+               }
+             }
+           });
 }
 
 void Widening::multiply_depths(const Part& part, Range depths, Widened& a, Widened& b,
