@@ -182,6 +182,15 @@ def test_hooks() -> None:
     assert weight.grad.equal(2 * cotangent.float().t() @ x.detach())
 
 
+def test_tied_weights() -> None:
+    x, weight, cotangent = whole(2, 4), whole(3, 4).requires_grad_(), whole(2, 4, dtype=FP16)
+    with amp_ext.autocast("cpu", dtype=FP16):
+        result = F.linear(x, weight) @ weight
+    (actual,) = torch.autograd.grad(result, weight, cotangent)
+    expected = torch.autograd.grad(F.linear(x, weight) @ weight, weight, cotangent.float())
+    assert actual.equal(expected[0])
+
+
 @pytest.mark.parametrize("frozen", [0, 1, 2], ids=["x", "weight", "bias"])
 def test_frozen_tensors_get_no_gradient(frozen: int) -> None:
     tensors = [whole(2, 4), whole(3, 4), whole(3)]

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -228,12 +229,14 @@ def changed(change: Callable[[list[Any]], Any]) -> Callable[[Path], object]:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "huge": lambda file: os.truncate(file, 1 << 42),
-    "a FIFO": lambda file: (file.unlink(), os.mkfifo(file)),  # a reader would wait
+    "deep": lambda file: file.write_text("[" * 200_000),
     "empty": changed(lambda line: []),
     "short": changed(lambda line: line[:-1]),
     "a dict": changed(lambda line: {"product": line}),
     "another part": changed(lambda line: ["verified", *line[1:]]),
     "key": changed(lambda line: [*line[:2], "1", *line[3:]]),
+    "key beyond int64": changed(lambda line: [*line[:2], 2**70, *line[3:]]),
+    "variant beyond int64": changed(lambda line: [*line[:-2], 2**70, line[-1]]),
     "variant": changed(lambda line: [*line[:-2], "2", line[-1]]),
     "backend": changed(lambda line: [*line[:-3], "hip", *line[-2:]]),
 }
@@ -253,6 +256,44 @@ def test_a_damaged_file_is_no_table(damage: str, file: Path) -> None:
     tune._own.clear()
     tune.load_table("cpu")
     assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
+
+
+def test_a_line_that_is_not_utf8_leaves_the_others(file: Path) -> None:
+    a, b = small_products()
+    tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "cpu", 2)])
+    file.write_bytes(b"\xff\n" + file.read_bytes())
+    _C.set_measured("cpu", [])
+    tune._own.clear()
+    tune.load_table("cpu")
+    assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
+
+
+def test_a_fifo_is_no_table(file: Path) -> None:
+    """A FIFO in the table's place blocks no process, and the next measurement replaces it."""
+    file.parent.mkdir()
+    os.mkfifo(file)
+    reader = threading.Thread(target=tune.load_table, args=("cpu",), daemon=True)
+    reader.start()
+    reader.join(10)
+    assert not reader.is_alive()
+    product = noted(ops.gemm, *small_products())
+    tune.update_table("cpu", [entry(product, "cpu", 2)])
+    assert file.is_file() and len(stored(file)) == 1
+
+
+def test_another_torch_driver_or_build_has_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (library := tmp_path / "library.so").touch()
+    monkeypatch.setattr("amp_ext._library.LIBRARIES", [library])
+    monkeypatch.setattr(_cache, "device_name", str)
+    monkeypatch.setattr(_cache, "_identity", _cache._identity.__wrapped__)
+    files = [_cache.path("cuda")]
+    for name, value in (("torch.__version__", "0.0.9"), ("amp_ext._cache.driver", lambda: "9")):
+        monkeypatch.setattr(name, value)
+        files.append(_cache.path("cuda"))
+    os.utime(library, (1, 1))
+    assert len({*files, _cache.path("cuda")}) == 4
 
 
 def test_a_cache_folder_without_an_absolute_path_is_the_default(

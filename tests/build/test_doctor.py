@@ -43,12 +43,26 @@ def test_healthy() -> None:
     assert said.endswith("\nall is well\n")
 
 
+def test_imports_nothing_heavy() -> None:
+    """The doctor imports neither torch's compiler nor packages other than torch."""
+    programs.output("""
+        import sys, torch
+        torch.nn.functional, torch.amp
+        before = set(sys.modules)
+        from amp_ext.__main__ import main
+        assert main() == 0
+        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        assert not [name for name in sys.modules if name.startswith("torch._dynamo")]
+        assert new <= sys.stdlib_module_names | {"amp_ext", "torch"}, new
+    """)
+
+
 @pytest.mark.parametrize(
     ("pattern", "is_truncated", "words"),
     [
         ("_build_info.py", False, COMMAND),
         ("_C.*", False, f"no extension module.*{COMMAND}"),
-        ("_C.*", True, "_C."),  # as after half a copy
+        ("_C.*", True, r"_C\."),  # as after half a copy
     ],
 )
 def test_module_that_is_not_whole(

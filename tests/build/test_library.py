@@ -13,7 +13,7 @@ import torch
 
 import amp_ext
 import programs
-from amp_ext._library import LIBRARIES, check_build
+from amp_ext._library import _C, LIBRARIES, check_build
 
 # One sentence, without a stop inside, that ends with a command.
 SENTENCE = r"^amp_ext [^\n]*(rebuild|build) it [^\n]*: (\w+=\S+ )?pip install \S.*$"
@@ -113,6 +113,14 @@ def test_library_that_does_not_fit(package: Path, how: str) -> None:
     message = import_error(package)
     assert re.match(SENTENCE, message), message
     assert re.search(expected, message) and name in message, message
+
+
+def test_a_refused_library_leaves_the_loaded_one(tmp_path: Path) -> None:
+    other = compiled(tmp_path / "other.so", OTHER)
+    with pytest.raises(ImportError, match=r"amp_ext 0\.0\.9 with the interface.*; do this$"):
+        _C.load_backend(str(other), "do this")
+    assert str(other) not in Path("/proc/self/maps").read_text()
+    assert amp_ext.ops.gemm(torch.ones(2, 2).half(), torch.ones(2, 2).half()).eq(2).all()
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)

@@ -141,6 +141,20 @@ def test_bad_c(what: str) -> None:
         ops.gemm_accumulate_(c, a, b)
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_overlaps(name: str) -> None:
+    """An operand may touch c at either end, and not overlap it by one element."""
+    memory, tensors = torch.ones(80), {"a": torch.ones(3, 4), "b": torch.ones(4, 5)}
+    tensors["c"], like = memory[30:45].view(3, 5), tensors[name]
+    for start in (31 - like.numel(), 44, 30 - like.numel(), 45):
+        tensors[name] = memory[start : start + like.numel()].view_as(like)
+        if start in (30 - like.numel(), 45):
+            ops.gemm_accumulate_(**tensors)
+            continue
+        with unwritten([memory]), pytest.raises(RuntimeError, match=f"c and {name} overlap"):
+            ops.gemm_accumulate_(**tensors)
+
+
 def test_copy_on_write() -> None:
     """c gets memory of its own before it is compared with the operands."""
     a = torch.ones(3, 3)

@@ -229,28 +229,29 @@ SPECIAL = {math.inf: 1.0, -math.inf: 0.0, 1e30: 1.0, -1e30: 0.0, 200.0: 1.0, -20
 
 
 @every_gemm_executor
-@pytest.mark.parametrize("dtype", [FP16, FP32], ids=str)
+@pytest.mark.parametrize("dtype", [FP16, BF16, FP32], ids=str)
 @every_activation
 def test_activations_of_special_values(
     executor: Executor, activation: str, dtype: torch.dtype
 ) -> None:
     """Activations of special values, and their derivatives, have the right limits.
 
-    An overflowed FP16 aux makes no NaN gradient.
+    An overflowed FP16 aux makes no NaN gradient. Both CUDA kernels take products of such sizes.
     """
-    special = torch.tensor([[*SPECIAL, math.nan, 0.0, -0.0]], device=executor.device).to(dtype)
-    one, ones = (torch.ones(1, n, device=executor.device).half() for n in (1, special.numel()))
-    y, _ = executor.ops.gemm_times_derivative(
-        one, ones, special, activation=activation, out_dtype=dtype
-    )
+    special = [*SPECIAL, math.nan, -0.0, *8 * [0.0]]
+    aux = torch.tensor(4 * [special], device=executor.device).to(dtype)
+    kind = FP16 if dtype == FP32 else dtype
+    a = torch.full((4, 8), 2.0**-3, dtype=kind, device=executor.device)
+    b = torch.ones(8, 16, dtype=kind, device=executor.device)
+    y, _ = executor.ops.gemm_times_derivative(a, b, aux, activation=activation, out_dtype=dtype)
     nan = {"none": 1.0, "relu": 1.0}.get(activation, math.nan)
     zero = {"none": 1.0, "relu": 0.0}.get(activation, 0.5)
     limits = [1.0] * len(SPECIAL) if activation == "none" else [*SPECIAL.values()]
-    assert_equal(y, torch.tensor([[*limits, nan, zero, zero]], dtype=FP64))
+    assert_equal(y, torch.tensor(4 * [[*limits, nan, *9 * [zero]]], dtype=FP64))
     bias = torch.tensor([1e30, -1e30, 200.0, -200.0, *4 * [math.nan]], device=executor.device)
     options = {"alpha": 0.0, "bias": bias, "activation": activation, "out_dtype": FP32}
-    out = executor.ops.gemm(one, ones[:, :8], **options)
-    assert_equal(out, ACTIVATIONS[activation](bias.double())[None])
+    out = executor.ops.gemm(a, b[:, :8], **options)
+    assert_equal(out, ACTIVATIONS[activation](bias.double()).expand(4, 8))
 
 
 @against_oracle

@@ -15,7 +15,7 @@ from torch import Tensor
 import amp_ext
 from amp_ext import ops
 from amp_ext.ops import GEMM_OPS, LIST_OPS
-from cases import tensors, unwritten, written
+from cases import assert_all_same, assert_same, tensors, unwritten, written
 from reference import arguments
 
 SAID = {"scale": "current_scale", "found_infs": "found_inf"}
@@ -138,6 +138,23 @@ def test_negated_view_is_refused(place: Place) -> None:
     assert_refused(place.op, values, rf"{place.said} is a negated view, expected .*: resolve_neg\(")
 
 
+def zeros(tensor: Tensor) -> Tensor:
+    return torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype)
+
+
+@pytest.mark.parametrize("make", [torch._neg_view, zeros], ids=["negated", "zeros"])
+@of_ops(MUTATING, lambda place: place.argument in NEGATABLE)
+def test_tensors_that_torch_materialises(place: Place, make: Callable[[Tensor], Tensor]) -> None:
+    """Negated views count as their values, and so do zero tensors, which torch lets nobody write."""
+    values, expected = arguments(place.op), arguments(place.op)
+    made = make(place.of(values).clone())
+    place.put(values, made.clone() if make is zeros and place.is_written else made)
+    place.put(expected, made.clone().resolve_neg())
+    results = [getattr(ops, place.op)(**given) for given in (values, expected)]
+    assert_all_same(*([t.resolve_neg().clone() for t in tensors(v)] for v in (values, expected)))
+    assert results[0] is None or assert_same(*results) is None
+
+
 # ---- shared ------------------------------------------------------------------------------------
 
 COLUMNS = torch.zeros(8, 10)
@@ -204,6 +221,14 @@ def test_gradient_on_the_memory_of_another_by_numpy() -> None:
         values = {"grads": [torch.ones(2), grad, other], "found_inf": torch.zeros(())}
         values["inv_scale"] = torch.tensor(0.5)
         assert_refused("unscale_", values, r"grads\[1\] and grads\[2\] overlap in memory")
+
+
+def test_gradient_in_another_order_on_a_parameter() -> None:
+    """A gradient that is copied first, into its parameter's order, may not lie on another one."""
+    values, memory = arguments("sgd_"), torch.ones(20)
+    values |= {"params": [torch.ones(2, 4).t(), memory[6:11]], "momentum_buffers": None}
+    values["grads"] = [memory[:8].view(4, 2), torch.ones(5)]
+    assert_refused("sgd_", values, r"params\[1\] and grads\[0\] overlap in memory")
 
 
 def test_gradients_that_touch_or_interleave() -> None:

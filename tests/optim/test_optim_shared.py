@@ -26,7 +26,12 @@ def parts() -> list[Tensor]:
     return [nn.Parameter(buffer[:3]), nn.Parameter(buffer[2:])]
 
 
-SHARED: list[Callable[[], list[Tensor]]] = [tied, parts]
+def twice() -> list[Tensor]:
+    """Return one parameter twice, which torch updates twice, with a warning."""
+    return 2 * [nn.Parameter(torch.randn(4, 3))]
+
+
+SHARED: list[Callable[[], list[Tensor]]] = [tied, parts, twice]
 NAMES = ("Adam", "AdamW", "SGD")
 OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5, "dampening": 0.25}}
 
@@ -57,6 +62,7 @@ def trained(
     return [param.detach().clone() for param in params]
 
 
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("share", SHARED, ids=lambda share: share.__name__)
 def test_trains_as_torch(share: Callable[[], list[Tensor]], name: str) -> None:

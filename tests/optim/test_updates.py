@@ -256,6 +256,16 @@ def test_what_bfloat16_has_is_not_rounded(executor: Executor) -> None:
     assert rounded_at_random(executor, "sgd_", math.nan, 500).isnan().all()
 
 
+@against_oracle
+@every_op
+def test_copies_and_greatest_moments_of_stochastic_rounding(executor: Executor, op: str) -> None:
+    """Only bfloat16 state rounds stochastically; copies round to nearest."""
+    state: Values = {"dtypes": (BF16, BF16), "amsgrad": True}
+    values = call(executor, op, [(4100,), (3,)], state=state, stochastic_rounding=True)
+    values["copies"] = [torch.empty_like(p, dtype=BF16) for p in values["params"]]
+    check(executor, op, values)
+
+
 # ---- threads, versions -------------------------------------------------------------------------
 
 
