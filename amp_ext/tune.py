@@ -68,13 +68,8 @@ _own: dict[str, list[Entry]] = {}
 
 def load_table(device: str) -> set[tuple[int, ...]]:
     """Read the table of a device for C++, at the first product there; return its keys."""
-    own = _own.get(device, [])
-    entries = [*_cache.read(device, "product", _TYPES), *own]
-    try:
-        _C.set_measured(device, [(entry[1:-3], *entry[-3:]) for entry in entries])
-    except TypeError:  # a number or a text of the file that C++ cannot hold
-        entries = own
-        _C.set_measured(device, [(entry[1:-3], *entry[-3:]) for entry in entries])
+    entries = [*_cache.read(device, "product", _TYPES), *_own.get(device, ())]
+    _C.set_measured(device, [(entry[1:-3], *entry[-3:]) for entry in entries])
     return {tuple(entry[1:-3]) for entry in entries}
 
 

@@ -145,7 +145,7 @@ def zeros(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize("make", [torch._neg_view, zeros], ids=["negated", "zeros"])
 @of_ops(MUTATING, lambda place: place.argument in NEGATABLE)
 def test_tensors_that_torch_materialises(place: Place, make: Callable[[Tensor], Tensor]) -> None:
-    """Negated views count as their values, and so do zero tensors, which torch lets nobody write."""
+    """Negated views count as their values, and so do zero tensors, which torch does not write."""
     values, expected = arguments(place.op), arguments(place.op)
     made = make(place.of(values).clone())
     place.put(values, made.clone() if make is zeros and place.is_written else made)
@@ -225,9 +225,10 @@ def test_gradient_on_the_memory_of_another_by_numpy() -> None:
 
 def test_gradient_in_another_order_on_a_parameter() -> None:
     """A gradient that is copied first, into its parameter's order, may not lie on another one."""
-    values, memory = arguments("sgd_"), torch.ones(20)
-    values |= {"params": [torch.ones(2, 4).t(), memory[6:11]], "momentum_buffers": None}
-    values["grads"] = [memory[:8].view(4, 2), torch.ones(5)]
+    memory = torch.ones(20)
+    params, grads = [torch.ones(2, 4).t(), memory[6:11]], [memory[:8].view(4, 2), torch.ones(5)]
+    options = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
+    values = {"params": params, "grads": grads, **options}
     assert_refused("sgd_", values, r"params\[1\] and grads\[0\] overlap in memory")
 
 
