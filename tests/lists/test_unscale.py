@@ -55,7 +55,7 @@ def test_equals_torch(executor: Executor, dtype: torch.dtype) -> None:
 def test_bit_patterns(executor: Executor, dtype: torch.dtype, length: int) -> None:
     """Bit patterns are unscaled, and some of them in tensors too short for vectors."""
     for factor in FACTORS if length > 7 else (1.5,):
-        grads = executor.some(patterns(dtype, executor.device).split(length)[::64], 100)
+        grads = executor.some(patterns(dtype, executor.device).split(length)[::256], 100)
         check_against_oracle(executor, grads, factor)
 
 
