@@ -142,6 +142,10 @@ class Wrapper(Tensor):
         args, kwargs = torch.utils._pytree.tree_map(held, (args, kwargs or {}))
         return func(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        """Return the class: where torch's own repr fails, it leaves functorch disabled."""
+        return "Wrapper"
+
 
 def freed(t: Tensor, size: int = 0) -> Tensor:
     t = t.clone()
