@@ -70,6 +70,8 @@ def op(*writes: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         for key in ("Negative", "Conjugate") if writes else ():
             _definitions.impl(name, torch.library.fallthrough_kernel, key)
         registered = getattr(torch.ops.amp_ext, name)
+        # If two threads resolve an overload first, torch may keep a pointer to the one it frees.
+        registered.default  # noqa: B018
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+import programs
 from amp_ext import ops, verify
 from amp_ext.ops import GEMM_OPS, LIST_OPS
 from amp_ext.ops._op import schema
@@ -118,6 +119,17 @@ def test_modes_and_subclasses_see_calls() -> None:
     ops.check_finite([torch.ones(2), torch.ones(2).as_subclass(Named)], torch.zeros(1))
     assert "amp_ext.cast_" in seen[0]
     assert any("amp_ext.check_finite" in name for name in seen)
+
+
+def test_importing_resolves_overloads() -> None:
+    """No two threads resolve an overload at once: torch would use the one that it has freed."""
+    left = programs.output("""
+        import torch, amp_ext
+        names = torch._C._dispatch_get_all_op_names()
+        ours = [name.split("::") for name in names if name.startswith("amp_ext::")]
+        print([op for space, op in ours if "default" not in vars(getattr(torch.ops.amp_ext, op))])
+    """)
+    assert left == "[]\n"
 
 
 def test_no_reference_is_left() -> None:
