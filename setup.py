@@ -41,6 +41,9 @@ ROOT = Path(__file__).resolve().parent
 CPU_LIBRARY, CUDA_LIBRARY = "libamp_ext_cpu.so", "libamp_ext_cuda.so"
 DEFAULT_ARCHES = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
 
+# The fewer units, the fewer times torch's headers are read; these compile at once.
+MODULE_UNITS = 2
+
 # Compiled once per instruction set; which one runs is decided at run time.
 SIMD_SOURCES = {"span.cpp", "tile.cpp", "update.cpp"}
 SIMD_FLAGS = {
@@ -59,7 +62,7 @@ class Toolkit(NamedTuple):
     arches: frozenset[str] = frozenset()
 
 
-Unit = tuple[Path, str, list[str]]  # source, object file (or precompiled header), flags
+Unit = tuple[Path, str, list[str]]  # source, object file, flags
 
 
 def env_flag(name: str) -> bool:
@@ -205,26 +208,22 @@ def cuda_runtime(folders: list[Path]) -> str:
     return str(found[0])
 
 
-def module_units(folder: Path, torch_dir: Path, cuda: list[Path]) -> list[Unit]:
-    """The object files of amp_ext._C, with flags of their own, to be kept in `folder`; `cuda` are
-    the cuda_folders of a CUDA build.
-    """
+def module_units(torch_dir: Path, cuda: list[Path]) -> list[Unit]:
+    """Return the units of amp_ext._C. `cuda` has the cuda_folders of a CUDA build."""
     # at::parallel_for is serial without -fopenmp. GCC 12 takes reads in torch's headers for writes
     # past an end.
     flags = [*host_flags(), "-Wno-stringop-overflow", "-fopenmp", "-Icsrc/bindings"]
     system = [torch_dir / "include", sysconfig.get_path("include")]
     system += [top / "include" for top in cuda]
     flags += [f"-isystem{path}" for path in system]
-    header = Path("csrc/bindings/precompiled.h")
-    units: list[Unit] = [(header, f"{header}.gch", flags)]
-    flags = [f"-I{folder / header.parent}", *flags, f"-include{header.name}"]
+    flags += identity()
     left_out = Path("csrc/bindings/backends", "none.cpp" if cuda else "cuda.cpp")
-    folders = sorted(path for path in Path("csrc/bindings").iterdir() if path.is_dir())
-    for part in (Path("csrc/bindings"), *folders):
-        # One file after the other: most of the time goes into headers.
-        *before, last = (source for source in sorted(part.glob("*.cpp")) if source != left_out)
-        own = identity() if part.name == "backends" else []
-        units.append((last, f"{part}.o", [*flags, *own, *(f"-include{file}" for file in before)]))
+    sources = sorted(path for path in Path("csrc/bindings").rglob("*.cpp") if path != left_out)
+    units = []
+    for number in range(MODULE_UNITS):
+        *before, last = sources[number::MODULE_UNITS]
+        own = [f"-include{file}" for file in before]
+        units.append((last, f"csrc/bindings{number}.o", [*flags, *own]))
     return units
 
 
@@ -299,18 +298,15 @@ def ninja_file(targets: list[Target], nvcc: str | None) -> str:
         "builddir = build",
         f"rule link\n  command = {cxx} -shared $in -o $out $flags\n  description = link $out",
         f"rule .cpp\n  command = {cxx} {args}{depfile}",
-        f"rule .h\n  command = {cxx} -x c++-header {args}{depfile}",
         # The log keeps what ptxas says about each kernel.
         f"rule .cu\n  command = {nvcc} {args} >$out.log 2>&1 || (cat $out.log; false){depfile}",
     ]
     for target in sorted(targets, key=lambda target: target.path.name != CUDA_LIBRARY):
         # (what takes longest first)
-        objects, headers = [], []
+        objects = []
         for source, name, flags in target.units:
-            made = path(target.path.parent / name)
-            needed = f" | {' '.join(headers)}" if headers else ""
-            (headers if source.suffix == ".h" else objects).append(made)
-            lines.append(f"build {made}: {source.suffix} {path(source)}{needed}")
+            objects.append(path(target.path.parent / name))
+            lines.append(f"build {objects[-1]}: {source.suffix} {path(source)}")
             lines.append(f"  flags = {words(flags)}")
         link = f"build {path(target.path)}: link {' '.join(objects)}"
         lines.append(f"{link}\n  flags = {words(target.link)}")
@@ -371,7 +367,7 @@ class BuildExtension(build_ext):
         # Each Python and each torch finds its own objects again.
         python, kind = sysconfig.get_config_var("SOABI"), "cuda" if cuda else "cpu"
         folder = Path("build", f"{python}-torch{torch.__version__}-{kind}")
-        units = module_units(folder, torch_dir, folders)
+        units = module_units(torch_dir, folders)
         # No -fopenmp: the module uses the OpenMP runtime that torch has loaded.
         link = [f"-L{torch_dir}/lib", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
         if toolkit:
