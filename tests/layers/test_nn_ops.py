@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from amp_ext import ops
@@ -152,6 +155,36 @@ def test_products_and_saved_tensors(executor: Executor, op: str, activation: str
         out.sum().backward()
     expected = ["gemm"] * 6 if is_gated else ["gemm", "gemm_times_derivative", "gemm", "gemm"]
     assert backward.names == expected
+
+
+class Alive(TorchDispatchMode):
+    """Count the results of the forward pass that are alive at each op of the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[weakref.ref[Tensor]] = []
+        self.counts: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch._C._current_graph_task_id() != -1:
+            self.counts += [sum(ref() is not None for ref in self.results)]
+            return func(*args, **(kwargs or {}))
+        results = func(*args, **(kwargs or {}))
+        self.results += [weakref.ref(each) for each in tree_leaves(results)]
+        return results
+
+
+@every_op
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_frees_tensors_after_their_last_use(op: str, activation: str) -> None:
+    """The gradients of the first layer are computed after the hidden layer has been freed."""
+    leaves = leaves_of(op, (3, 7), lambda shape: torch.ones(shape, dtype=FP16))
+    for retain in (True, False):
+        with Alive() as alive:
+            out = getattr(ops, op)(**leaves, activation=activation).sum()
+            out.backward(retain_graph=retain)
+        last = alive.counts[0] if retain else 2  # the result and its sum
+        assert alive.counts[-1] == last < alive.counts[0] + retain
 
 
 @against_oracle

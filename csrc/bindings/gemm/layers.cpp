@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mul.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
@@ -104,8 +105,7 @@ struct LayersBackward final : torch::autograd::Node {
 
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (SavedVariable* saved : {&x, &point, &second}) saved->reset_data();
-    for (Saved& layer : layers) layer.weight.reset_data();
+    release();
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -130,6 +130,8 @@ struct LayersBackward final : torch::autograd::Node {
     if (grad.defined() && wants_hidden) to_result = layers[last].weight.unpack();
     if (wanted(weight_of(0)) || (is_gated && wanted(weight_of(1)))) entered = x.unpack();
     for (size_t i = 0; i < last && wanted(kX); ++i) to_inner[i] = layers[i].weight.unpack();
+    // As of one node for each layer, tensors are freed after their last use.
+    if (!torch::autograd::get_current_graph_task_keep_graph()) release();
 
     variable_list results(1 + 2 * (last + 1));
     if (grad.defined() && wanted(bias_of(last)))
@@ -160,6 +162,7 @@ struct LayersBackward final : torch::autograd::Node {
         results[weight_of(last)] =
             weight_gradient(grad, is_point_hidden ? at_point : other, layers[last].type);
       }
+      other.reset();
       if (wants_hidden) {
         const at::Tensor grad_hidden = grads[is_point_hidden ? 0 : 1];
         const at::Tensor grad_point = is_point_hidden ? at::Tensor() : grads[0];
@@ -178,6 +181,7 @@ struct LayersBackward final : torch::autograd::Node {
       }
     }
 
+    for (at::Tensor* const used : {&at_point, &other, &to_result}) used->reset();
     for (size_t i = 0; i < last; ++i) {
       if (!inner[i].defined()) continue;
       if (wanted(bias_of(i))) {
@@ -200,6 +204,12 @@ struct LayersBackward final : torch::autograd::Node {
   at::ScalarType x_type = at::kFloat, hidden_type = at::kFloat;
   SavedVariable x, point, second;
   std::array<Saved, 3> layers;
+
+ private:
+  void release() {
+    for (SavedVariable* saved : {&x, &point, &second}) saved->reset_data();
+    for (Saved& layer : layers) layer.weight.reset_data();
+  }
 };
 
 // Returns the result with a history. Each tensor is saved before its product: a checkpoint may not
