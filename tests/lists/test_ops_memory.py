@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,16 +108,14 @@ def test_tensors_that_torch_materialises(place: Place, make: Callable[[Tensor], 
 COLUMNS = torch.zeros(8, 10)
 
 
-def shared_with_another(op: str) -> Iterator[tuple[Place, Place]]:
-    """Yield pairs of arguments with at least one written argument."""
-    for one, other in itertools.combinations(places(op), 2):
-        if one.is_written or other.is_written:
-            yield one, other
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
-    [pair for op in MUTATING for pair in shared_with_another(op)],
+    [
+        (one, other)
+        for op in MUTATING
+        for one, other in itertools.combinations(places(op), 2)
+        if one.is_written or other.is_written
+    ],
     ids=lambda place: f"{place.op}-{place.argument}",
 )
 def test_what_is_written_is_apart_from_all_else(one: Place, other: Place) -> None:
