@@ -127,6 +127,7 @@ FAULTS: list[Fault] = [
     ("adam_", "steps", second(Tensor.half), "steps[1] must be a float tensor of 1 element"),
     ("adam_", "steps", second(lambda t: t.expand(2)), "got Float of shape [2]"),
     ("adam_", "steps", lambda _: [], "steps must have as many tensors as params, 3, got 0"),
+    ("adam_", "exp_avg_sqs", lambda _: [], "exp_avg_sqs must have as many tensors as params, 3"),
     ("adam_", "max_exp_avg_sqs", second(Tensor.half), "must have the dtype of exp_avg_sqs[1], got"),
 ]
 VALUE_FAULTS: list[Fault] = [
