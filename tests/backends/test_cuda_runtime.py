@@ -6,10 +6,9 @@ The tests call CUDA's functions in one process; no test leaves an error behind.
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -51,78 +50,35 @@ def on_device(*shape: int) -> Tensor:
     return made
 
 
-def in_a_thread(body: Callable[[], int]) -> int:
-    results: list[int] = []
-    thread = threading.Thread(target=lambda: results.append(body()), daemon=True)
-    thread.start()
-    thread.join(60)
-    return results[0]
-
-
-def allowing(mode: int, body: Callable[[], int]) -> Callable[[], int]:
-    """The body with another mode of its thread."""
-
-    def run() -> int:
-        before = ctypes.c_int(mode)
-        assert call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(before)) == SUCCESS
-        try:
-            return body()
-        finally:
-            call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(before))
-
-    return run
-
-
-@dataclass
-class Capture:
-    """The error of a capture, once it has ended."""
-
-    error: int = -1
-
-
-@contextmanager
-def capture(mode: int) -> Iterator[Capture]:
-    captured, stream, graph = Capture(), torch.cuda.Stream(), ctypes.c_void_p()
-    torch.cuda.synchronize()
-    assert call("cudaStreamBeginCapture", stream_of(stream), mode) == SUCCESS
-    try:
-        yield captured
-    finally:
-        captured.error = call("cudaStreamEndCapture", stream_of(stream), ctypes.byref(graph))
-        if captured.error == SUCCESS:
-            call("cudaGraphDestroy", graph)
-
-
 # ---- calls within captures ---------------------------------------------------------------------
 
 
-class Calls:
-    """Calls of CUDA, with arguments made before the capture."""
+def unsafe_calls() -> dict[str, Callable[[], int]]:
+    """Return calls of CUDA, with arguments made before the capture."""
+    event, freed, made = torch.cuda.Event(), ctypes.c_void_p(), ctypes.c_void_p()
+    event.record(torch.cuda.Stream())
+    assert call("cudaMalloc", ctypes.byref(freed), size(SMALL)) == SUCCESS
+    torch.cuda.synchronize()
+    return {
+        "malloc": lambda: call("cudaMalloc", ctypes.byref(made), size(SMALL)),
+        "free": lambda: call("cudaFree", freed),
+        "host_alloc": lambda: call("cudaHostAlloc", ctypes.byref(made), size(SMALL), 0),
+        "event_query": lambda: call("cudaEventQuery", ctypes.c_void_p(event.cuda_event)),
+    }
 
-    def __init__(self) -> None:
-        self.event = torch.cuda.Event()
-        self.event.record(torch.cuda.Stream())
-        self.freed, self.freed_host = ctypes.c_void_p(), ctypes.c_void_p()
-        assert call("cudaMalloc", ctypes.byref(self.freed), size(SMALL)) == SUCCESS
-        assert call("cudaHostAlloc", ctypes.byref(self.freed_host), size(SMALL), 0) == SUCCESS
-        self.made = ctypes.c_void_p()
-        torch.cuda.synchronize()
 
-    def malloc(self) -> int:
-        return call("cudaMalloc", ctypes.byref(self.made), size(SMALL))
-
-    def free(self) -> int:
-        return call("cudaFree", self.freed)
-
-    def host_alloc(self) -> int:
-        return call("cudaHostAlloc", ctypes.byref(self.made), size(SMALL), 0)
-
-    def event_query(self) -> int:
-        return call("cudaEventQuery", ctypes.c_void_p(self.event.cuda_event))
+def relaxed(body: Callable[[], int]) -> int:
+    """Call a function with its thread relaxed."""
+    mode = ctypes.c_int(RELAXED)
+    assert call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode)) == SUCCESS
+    try:
+        return body()
+    finally:
+        call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
 
 @pytest.mark.parametrize(
-    ("mode", "relaxed", "in_thread", "ends"),
+    ("mode", "is_relaxed", "in_thread", "ends"),
     [
         (GLOBAL, False, True, True),
         (THREAD_LOCAL, False, True, False),
@@ -132,18 +88,23 @@ class Calls:
 )
 @pytest.mark.parametrize("name", ["malloc", "free", "host_alloc", "event_query"])
 def test_unsafe_call_ends_a_global_capture(
-    name: str, mode: int, relaxed: bool, in_thread: bool, ends: bool
+    name: str, mode: int, is_relaxed: bool, in_thread: bool, ends: bool
 ) -> None:
     """A call in another thread ends a global capture, unless its thread is relaxed.
 
     A relaxed thread may thus allocate, send and free the backend's memory during a capture.
     """
-    body = getattr(Calls(), name)
-    body = allowing(RELAXED, body) if relaxed else body
-    with capture(mode) as captured:
-        error = in_a_thread(body) if in_thread else body()
+    body, stream, graph = unsafe_calls()[name], torch.cuda.Stream(), ctypes.c_void_p()
+    torch.cuda.synchronize()
+    assert call("cudaStreamBeginCapture", stream_of(stream), mode) == SUCCESS
+    run = partial(relaxed, body) if is_relaxed else body
+    with ThreadPoolExecutor() as pool:
+        error = pool.submit(run).result() if in_thread else run()
+    captured = call("cudaStreamEndCapture", stream_of(stream), ctypes.byref(graph))
+    if captured == SUCCESS:
+        call("cudaGraphDestroy", graph)
     expected = (UNSUPPORTED, INVALIDATED) if ends else (SUCCESS, SUCCESS)
-    assert (error, captured.error) == expected
+    assert (error, captured) == expected
 
 
 # ---- copies and events -------------------------------------------------------------------------

@@ -89,11 +89,6 @@ def in_thread(body: Callable[[], object]) -> None:
         raise error
 
 
-def use_pinned_memory() -> list[Tensor]:
-    """Pin as much memory as several tables of long lists take."""
-    return [torch.full((1 << 17,), 255, dtype=torch.uint8).pin_memory() for _ in range(8)]
-
-
 @on_every_device
 def test_lists_in_turn(device: str) -> None:
     """Launches of long lists keep their tables while the host runs ahead.
@@ -166,7 +161,7 @@ def test_graph(device: str, warm: bool) -> None:
             step()
         graph = captured(step, stream)
         gc.collect()
-        kept = use_pinned_memory()
+        kept = [torch.full((1 << 17,), 255, dtype=torch.uint8).pin_memory() for _ in range(8)]
         wide.check(wide.compute())  # with more tickets than before
         for _ in range(3):
             others.unscale()

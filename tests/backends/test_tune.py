@@ -230,14 +230,13 @@ def changed(change: Callable[[list[Any]], Any]) -> Callable[[Path], object]:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "huge": lambda file: os.truncate(file, 1 << 42),
     "deep": lambda file: file.write_text("[" * 200_000),
+    "not utf8": lambda file: file.write_bytes(b"\xff\n"),
     "empty": changed(lambda line: []),
     "short": changed(lambda line: line[:-1]),
     "a dict": changed(lambda line: {"product": line}),
     "another part": changed(lambda line: ["verified", *line[1:]]),
     "key": changed(lambda line: [*line[:2], "1", *line[3:]]),
     "key beyond int64": changed(lambda line: [*line[:2], 2**70, *line[3:]]),
-    "variant beyond int64": changed(lambda line: [*line[:-2], 2**70, line[-1]]),
-    "variant": changed(lambda line: [*line[:-2], "2", line[-1]]),
     "backend": changed(lambda line: [*line[:-3], "hip", *line[-2:]]),
 }
 
@@ -253,16 +252,6 @@ def test_a_damaged_file_is_no_table(damage: str, file: Path) -> None:
     tune.load_table("cpu")
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
     tune.update_table("cpu", products)
-    tune._own.clear()
-    tune.load_table("cpu")
-    assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
-
-
-def test_a_line_that_is_not_utf8_leaves_the_others(file: Path) -> None:
-    a, b = small_products()
-    tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "cpu", 2)])
-    file.write_bytes(b"\xff\n" + file.read_bytes())
-    _C.set_measured("cpu", [])
     tune._own.clear()
     tune.load_table("cpu")
     assert _C.gemm_choice(a, b) == ("cpu", "a test says so")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
+from cases import threads
 from harness import ledger, timing
 from ops import train
 
@@ -20,10 +20,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Take few samples on one thread."""
     monkeypatch.setattr(train, "pixels", lambda setup: 8)
     monkeypatch.setitem(timing.QUICK, "cpu", timing.Budget(0.0, 3, 20.0))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads(1):
+        yield
 
 
 def run_quick(file: Path, *options: str) -> tuple[int, list[dict]]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
+
+from cases import threads
 
 pytest.importorskip("tqdm", reason="workloads show their progress with tqdm: pip install '.[demo]'")
 
@@ -24,10 +25,8 @@ FIGURES = re.compile(
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Use one thread: small networks gain nothing from more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads(1):
+        yield
 
 
 def run(capsys, name: str, amp: str, *options: object) -> tuple[list[str], dict[str, str]]:

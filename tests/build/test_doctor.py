@@ -86,21 +86,13 @@ def wrong(*operands: torch.Tensor, **options: Any) -> torch.Tensor:
     return OPS["gemm"](*operands, **options) * 1.5
 
 
-def without_the_last(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
-    OPS["cast_"](outputs[:-1], inputs[:-1])
-
-
 def raising(**values: Any) -> None:
     raise RuntimeError("first line\nsecond line")
 
 
 @pytest.mark.parametrize(
     ("name", "broken", "words"),
-    [
-        ("gemm", wrong, "element [0, 0, 0] of result is "),
-        ("cast_", without_the_last, "element "),
-        ("unscale_", raising, "first line\n"),
-    ],
+    [("gemm", wrong, "element [0, 0, 0] of result is "), ("unscale_", raising, "first line\n")],
 )
 def test_broken_op(
     name: str,
@@ -118,27 +110,11 @@ def test_broken_op(
     assert said.count("FAIL  ") == (2 if torch.cuda.is_available() else 1)
 
 
-def scales_in_bf16(self: amp_ext.GradScaler, optimizer: Any) -> None:
-    self.unscale_(optimizer)
-    for param in optimizer.param_groups[0]["params"] if self.is_enabled() else ():
-        param.grad = param.grad.bfloat16().float()
-    optimizer.step()
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "broken"),
-    [(amp_ext.GradScaler, "step", scales_in_bf16), (amp_ext, "autocast", torch.autocast)],
-    ids=["step", "autocast"],
-)
 def test_broken_training(
-    place: Any,
-    name: str,
-    broken: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Gradients that the scaler rounds count as broken, and torch's weight gradients in FP16."""
-    monkeypatch.setattr(place, name, broken)
+    """Weight gradients in FP16, as torch's, count as broken."""
+    monkeypatch.setattr(amp_ext, "autocast", torch.autocast)
     assert doctor.main() == 1
     assert "  FAIL  training step on cpu: the result differs" in capsys.readouterr().out
 

@@ -4,7 +4,8 @@
 
 `make cuda-check` runs it. It fails where a kernel needs more shared memory than a block has or more
 registers than its launch leaves. It fails where a kernel uses local memory, lacks the instructions
-it was written for, or reads other programs' results without waiting.
+it was written for, or reads other programs' results without waiting. It fails where a number, such
+as an address, would compile a kernel of lists anew.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from cuda_check import REGISTERS, cuobjdump
 from sass import Kernel, Kernels, read_sass, read_usage
-from triton_variants import Variant, variants
+from triton_variants import Variant, list_variants, variants
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """The bytes of shared memory that a block may have, by architecture."""
@@ -52,23 +53,16 @@ def compiled_at(index: int, arch: int) -> tuple[Kernel, str]:
     return compiled(wanted()[index], arch)
 
 
-def local_accesses(kernel: Kernel) -> int:
-    """Count accesses to local memory: spilled registers, indexed arrays."""
-    return kernel.count("LDL") + kernel.count("STL")
-
-
 def faults(kernel: Kernel, needed: Iterable[str], shared_limit: int) -> list[str]:
     """Return the faults of one kernel."""
     found = []
-    if not kernel.instructions:
-        found.append("it has no machine code")
     if kernel.registers == 0:
         found.append("cuobjdump said nothing about its registers")
     if kernel.shared > shared_limit:
         found.append(f"{kernel.shared} bytes of shared memory, a block may have {shared_limit}")
     if kernel.stack:
         found.append(f"{kernel.stack} bytes of stack")
-    if local := local_accesses(kernel):
+    if local := kernel.count("LDL") + kernel.count("STL"):  # spilled registers, indexed arrays
         found.append(f"{local} loads and stores of local memory")
     return found + [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
 
@@ -86,41 +80,52 @@ def crowding(kernel: Kernel, variant: Variant) -> list[str]:
     return [f"registers for {fit} programs a multiprocessor, a launch has {variant.programs}"]
 
 
+KINDS = {
+    "S": r"st\.global\b",
+    "B": r"bar\.sync\b",
+    "T": r"atom\.global\.gpu\.acq_rel\.",
+    "A": r"(?:atom|red)\.",
+    "R": r"ld\.global\.cg\b",
+    "J": r"bra\b|\$(?!L__tmp)\w+:|ret\b",
+}
+"""Stores, barriers, tickets, other atomic operations, reads past the first cache, and branches."""
+
+
 def order_faults(ptx: str) -> list[str]:
-    """Return the reasons why the program with the last ticket may miss others' results.
+    """Return the order of a kernel whose last program may miss other programs' results.
 
     Every thread stores, and all meet at a barrier. One thread draws a ticket: the ticket releases
     these stores and acquires other programs' stores. All meet again and read past the first cache.
     No branch lies between the ticket and the barriers beside it.
     """
-    kinds = {
-        "store": r"st\.global\b",
-        "barrier": r"bar\.sync\b",
-        "ticket": r"(?:atom|red)\.",
-        "read": r"ld\.global\.cg\b",
-        "branch": r"bra\b|\$(?!L__tmp)\w+:|ret\b",
-    }
-    line = "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in kinds.items())
-    found = list(re.finditer(rf"^\s*(?:@!?%\w+\s+)?(?:{line})[^;\n]*", ptx, re.MULTILINE))
-    order = [match.lastgroup for match in found]
-    if order.count("ticket") != 1:
-        return [f"{order.count('ticket')} atomic operations, one draws the ticket"]
-    at = order.index("ticket")
-    before, after = order[:at], order[at + 1 :]
-    faults = []
-    if not {"acq_rel", "gpu"} <= set(re.split(r"[.\s]", found[at][0])):
-        faults.append("the ticket is not drawn by an atom.acq_rel.gpu")
-    if "store" not in before:
-        faults.append("nothing is stored before the ticket")
-    if before[-1:] != ["barrier"]:
-        faults.append("no bar.sync right before the ticket")
-    if after[:1] != ["barrier"]:
-        faults.append("no bar.sync right after the ticket")
-    if "read" not in after:
-        faults.append("no ld.global.cg after the ticket")
-    if "read" in before:
-        faults.append("an ld.global.cg before the ticket")
-    return faults
+    line = "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in KINDS.items())
+    found = re.finditer(rf"^\s*(?:@!?%\w+\s+)?(?:{line})", ptx, re.MULTILINE)
+    order = "".join(match.lastgroup for match in found)
+    if re.fullmatch("[SBJ]*S[SBJ]*BTB[SBJR]*R[SBJR]*", order):
+        return []
+    return [f"the last program may read too early, in the order {order} of {', '.join(KINDS)}"]
+
+
+def keys(variant: Variant) -> set[str]:
+    """Return the keys that Triton has for a kernel of lists with any addresses and counts."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    params = variant.kernel.params
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    bind = create_function_from_signature(variant.kernel.signature, params, backend)
+    found = set()
+    for number in (0, 1, 2, 16, 2**31, 2**40, 2**63 - 16, -16):
+        for kind in (int, float):
+            numbers = [
+                kind(number) if parameter.annotation_type == "fp32" else number
+                for parameter in params
+                if not parameter.is_constexpr
+            ]
+            _, *key = bind(*numbers, **variant.constexprs, **variant.options, debug=False)
+            found.add(str(key))
+    return found
 
 
 def main() -> int:
@@ -129,7 +134,7 @@ def main() -> int:
     if triton.knobs.runtime.interpret:
         print("triton-check: unset TRITON_INTERPRET, interpreted kernels are not compiled")
         return 1
-    problems = []
+    problems = [f"{v.name}: a number compiles it anew" for v in list_variants() if len(keys(v)) > 1]
     jobs = [(index, arch) for index, variant in enumerate(wanted()) for arch in variant.archs]
     with multiprocessing.get_context("fork").Pool() as pool:  # forks share the kernels already read
         results = pool.starmap(compiled_at, jobs, chunksize=1)

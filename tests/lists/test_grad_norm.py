@@ -8,15 +8,10 @@ import pytest
 import torch
 
 import reference
-from cases import (
-    FLOATS,
-    SIZES,
-    assert_same,
-    random,
-    threads,
-    unwritten,
-)
-from executors import Executor, against_oracle, every_executor
+from amp_ext import ops
+from cases import FLOATS, SIZES, assert_all_same, assert_same, random, threads, unwritten
+from executors import CPU, Executor, against_oracle, every_executor
+from ptx_backend.backend import Ptx, Schedule
 
 
 def tolerance(executor: Executor, elements: int) -> float:
@@ -121,3 +116,15 @@ def test_bitwise_repeatable(executor: Executor) -> None:
             executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=norms)
         assert_same(again, first)
         assert_same(norms, first_norms)
+
+
+@pytest.mark.ptx
+def test_no_schedule_changes_a_bit(ptx: Ptx) -> None:
+    """Neither the order of blocks and warps nor the number of multiprocessors changes a bit."""
+    grads = [random((size,), FLOATS[i % 4], CPU) for i, size in enumerate(SIZES)]
+    results = []
+    for seed in range(8):
+        ptx.pin(Schedule(seed, multiprocessors=(1, 4)[seed // 4]))
+        norms = torch.zeros(len(grads))
+        results.append([ops.grad_norm(grads, torch.zeros(()), norms=norms), norms])
+        assert_all_same(results[-1], results[0])

@@ -174,6 +174,17 @@ def test_an_update_moves_each_tensor_once(ptx: Ptx, op: str) -> None:
         assert counted.bytes_stored == (1 + moments + 0.5) * size * (found_inf == 0)
 
 
+@pytest.mark.ptx
+def test_a_fault_is_the_error_of_the_op(ptx: Ptx) -> None:
+    """A fault is the error of the op and leaves the next launch alone."""
+    grads, found_inf = [torch.ones(9)], torch.zeros(())
+    ptx.pin(Schedule(multiprocessors=0))
+    with pytest.raises(RuntimeError, match=r"amp_ext::check_finite: .*: a launch of no blocks"):
+        ops.check_finite(grads, found_inf)
+    ptx.seed(0)
+    ops.check_finite(grads, found_inf)
+
+
 @pytest.mark.full
 @native
 def test_more_than_2_to_the_31_elements_are_written(executor: Executor) -> None:

@@ -63,24 +63,6 @@ def test_compiles_without_a_graph_break(executor: Executor, name: str) -> None:
 
 
 @against_oracle
-def test_compiles_ops_that_write_one_after_another(executor: Executor) -> None:
-    def step(grads: list[Tensor], scale: Tensor, tracker: Tensor) -> tuple[Tensor, ...]:
-        found_inf, copies = torch.zeros_like(scale), [torch.empty_like(g).half() for g in grads]
-        ops.unscale_(grads, found_inf, scale.reciprocal())
-        ops.update_scale_(scale, tracker, [found_inf], 2.0, 0.5, 1)
-        ops.cast_(copies, grads)
-        return found_inf, *copies, *grads, scale, tracker
-
-    torch._dynamo.reset()
-    compiled, results = torch.compile(step, backend="aot_eager", fullgraph=True), []
-    for run in (step, compiled):
-        grads = [torch.full((n,), 8.0, device=executor.device) for n in (5, 7)]
-        scalars = executor.scalar(4.0), executor.scalar(0, torch.int32)
-        results.append([*run(grads, *scalars), *grads, *scalars])
-    assert_all_same(*results)
-
-
-@against_oracle
 @pytest.mark.parametrize("layout", ["contiguous", "columns", "empty"])
 def test_versions_count_what_is_written(executor: Executor, layout: str) -> None:
     """Each written tensor has a new version, so that autograd notices; read tensors have not."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,59 +15,8 @@ import amp_ext
 from amp_ext import ops
 from amp_ext.ops import GEMM_OPS, LIST_OPS
 from cases import assert_all_same, assert_same, tensors, unwritten, written
+from places import Place, assert_refused, of_ops, places
 from reference import arguments
-
-SAID = {"scale": "current_scale", "found_infs": "found_inf"}
-"""Names of arguments in error messages, where they differ from the parameter's name."""
-
-
-class Place(NamedTuple):
-    """An argument of an op, or the second tensor of a list."""
-
-    op: str
-    argument: str
-    index: int | None
-
-    @property
-    def said(self) -> str:
-        name = self.argument if self.index is None else rf"{self.argument}\[{self.index}\]"
-        return SAID.get(self.argument, name)
-
-    @property
-    def is_written(self) -> bool:
-        return self.argument in written(self.op)
-
-    def of(self, values: dict[str, Any]) -> Tensor:
-        value = values[self.argument]
-        return value if self.index is None else value[self.index]
-
-    def put(self, values: dict[str, Any], tensor: Tensor) -> None:
-        if self.index is None:
-            values[self.argument] = tensor
-        else:
-            values[self.argument][self.index] = tensor
-
-
-def places(op: str) -> Iterator[Place]:
-    for name, value in arguments(op).items():
-        if isinstance(value, list):
-            yield Place(op, name, 1)
-        elif isinstance(value, Tensor):
-            yield Place(op, name, None)
-
-
-def of_ops(names: tuple[str, ...], only: Callable[[Place], bool] = lambda _: True) -> Any:
-    found = [place for op in names for place in places(op) if only(place)]
-    return pytest.mark.parametrize("place", found, ids=lambda p: f"{p.op}-{p.argument}")
-
-
-def assert_refused(op: str, values: dict[str, Any], text: str) -> None:
-    versions = [tensor._version for tensor in tensors(values)]
-    with unwritten(tensors(values)), pytest.raises(RuntimeError) as caught:
-        getattr(ops, op)(**values)
-    assert re.search(text, str(caught.value)), caught.value
-    assert [tensor._version for tensor in tensors(values)] == versions
-
 
 # ---- freed and shrunk --------------------------------------------------------------------------
 
@@ -160,16 +108,14 @@ def test_tensors_that_torch_materialises(place: Place, make: Callable[[Tensor], 
 COLUMNS = torch.zeros(8, 10)
 
 
-def shared_with_another(op: str) -> Iterator[tuple[Place, Place]]:
-    """Yield pairs of arguments with at least one written argument."""
-    for one, other in itertools.combinations(places(op), 2):
-        if one.is_written or other.is_written:
-            yield one, other
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
-    [pair for op in MUTATING for pair in shared_with_another(op)],
+    [
+        (one, other)
+        for op in MUTATING
+        for one, other in itertools.combinations(places(op), 2)
+        if one.is_written or other.is_written
+    ],
     ids=lambda place: f"{place.op}-{place.argument}",
 )
 def test_what_is_written_is_apart_from_all_else(one: Place, other: Place) -> None:
@@ -245,8 +191,7 @@ def test_gradients_that_touch_or_interleave() -> None:
     assert memory.unique().tolist() == [0.5]
 
 
-@pytest.mark.parametrize("clusters", [1, 3])
-@pytest.mark.parametrize("count", [2, 33, 5000])
+@pytest.mark.parametrize(("count", "clusters"), [(2, 1), (33, 3), (5000, 3)])
 def test_one_overlap_in_a_long_list(count: int, clusters: int) -> None:
     """One overlap by a byte is found anywhere in a long unordered list, at any distance."""
     rng = random.Random(count + clusters)

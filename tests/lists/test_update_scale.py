@@ -113,17 +113,13 @@ def test_each_of_many_found_infs_is_checked(bad: torch.Tensor) -> None:
     [
         ({}, 4 * FLT_MIN, 1.0, 2 * FLT_MIN),
         ({}, 1.5 * FLT_MIN, 1.0, FLT_MIN),
-        ({}, FLT_MIN, 1.0, FLT_MIN),
         ({}, FLT_MIN / 2, 1.0, FLT_MIN / 2),  # below the floor already: neither lowered nor lifted
         ({}, 0.0, 1.0, 0.0),
         ({"min_scale": 3.0}, 4.0, 1.0, 3.0),
-        ({"min_scale": 3.0}, 8.0, 1.0, 4.0),
         ({"min_scale": 3.0}, 2.0, 1.0, 2.0),
         ({"min_scale": SUBNORMAL}, FLT_MIN, 1.0, FLT_MIN / 2),
         ({"max_scale": 6.0}, 4.0, 0.0, 6.0),
-        ({"max_scale": 6.0}, 2.0, 0.0, 4.0),
         ({"max_scale": 6.0}, 7.0, 0.0, 7.0),  # above already: neither lifted nor lowered
-        ({"max_scale": 6.0}, 8.0, 1.0, 4.0),
         ({"max_scale": 1e30}, FLT_MAX, 0.0, FLT_MAX),
         ({"min_scale": 2.0, "max_scale": 2.0}, 2.0, 0.0, 2.0),
     ],

@@ -12,7 +12,7 @@ from torch import Tensor
 import reference
 from amp_ext import ops
 from cases import CHUNKS, assert_all_same, assert_same, tensors, threads, unwritten
-from executors import CPU, PTX, Executor, against_oracle, every_executor
+from executors import CPU, Executor, against_oracle, every_executor
 from optim_cases import (
     BF16,
     FP16,
@@ -24,7 +24,6 @@ from optim_cases import (
     copied,
     placed,
 )
-from ptx_backend.backend import Ptx, Schedule
 
 every_op = pytest.mark.parametrize("op", OPS)
 CHUNK = CHUNKS[0]
@@ -106,29 +105,6 @@ def test_parameters_in_any_order(executor: Executor, op: str) -> None:
             value[0] = value[0].clone().as_strided((6, 4), (1, 6))
             value[1] = value[1].to(memory_format=torch.channels_last)
     check(executor, op, values)
-
-
-@every_executor
-@every_op
-def test_copies_are_the_rounded_parameters(executor: Executor, op: str) -> None:
-    values = call(executor, op, [(4100,), (40, 3), (0,), ()])
-    kinds = (FP16, BF16, FP16, BF16)
-    made = [torch.empty_like(p, dtype=d) for p, d in zip(values["params"], kinds, strict=True)]
-    getattr(executor.ops, op)(**values, copies=made)
-    for copy, param in zip(made, values["params"], strict=True):
-        assert_same(copy, param.to(copy.dtype))
-
-
-@pytest.mark.ptx
-@every_op
-def test_a_step_is_raised_when_all_threads_have_read_it(op: str, ptx: Ptx) -> None:
-    """A step is raised once all threads have read it, whichever block ends last.
-
-    Threads may also come last in their block.
-    """
-    for seed in range(40):
-        ptx.pin(Schedule(seed, multiprocessors=1))
-        check(PTX, op, call(PTX, op, [(2048,)] * 3))
 
 
 @every_executor

@@ -45,3 +45,13 @@ def installed_scaler() -> Iterator[None]:
     amp_ext.install(scaler=True)
     yield
     amp_ext.uninstall()
+
+
+@pytest.fixture
+def one_accelerator() -> Iterator[None]:
+    """Reset the state of an accelerator: it is the process's."""
+    yield
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

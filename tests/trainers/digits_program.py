@@ -75,9 +75,9 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return made
 
 
-def samples(first: int = 0, last: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+def samples() -> list[tuple[Tensor, Tensor]]:
     """Return the images one by one; a loader of BATCH makes these batches again."""
-    return [sample for batch in batches()[first:last] for sample in zip(*batch, strict=True)]
+    return [sample for batch in batches() for sample in zip(*batch, strict=True)]
 
 
 @functools.cache

@@ -9,8 +9,6 @@ import sys
 import pytest
 import torch
 
-import amp_ext
-
 PACKAGES = {
     "lightning": "lightning",
     "pytorch_lightning": "lightning_fabric",
@@ -58,18 +56,3 @@ def test_frozen_parameters_do_not_matter() -> None:
     assert has_gradients_of(optimizer, iter([first, torch.nn.Parameter(torch.ones(2))]))
     assert not has_gradients_of(optimizer, [first, second])
     assert not has_gradients_of(optimizer, [frozen])
-
-
-def test_optimizers_take_turns() -> None:
-    from amp_ext.integrations import check_alone
-
-    scaler, weights = amp_ext.GradScaler("cpu"), [torch.nn.Parameter(torch.ones(2)) for _ in "ab"]
-    first, second = (torch.optim.SGD([weight]) for weight in weights)
-    scaler.scale(sum(weight.sum() for weight in weights)).backward()
-    check_alone(scaler, second)
-    scaler.clip_grad_norm_(first, 1.0)
-    check_alone(scaler, first)
-    with pytest.raises(RuntimeError, match="clip and step one optimizer after the other"):
-        check_alone(scaler, second)
-    scaler.step(first)
-    check_alone(scaler, second)

@@ -1,4 +1,4 @@
-"""Test Lightning's Trainer on the digits program."""
+"""Test Lightning's Trainer and Fabric on the digits program."""
 
 from __future__ import annotations
 
@@ -11,23 +11,12 @@ import torch
 from torch.utils.data import DataLoader
 
 import amp_ext
-from digits_program import (
-    MAX_NORM,
-    OPTIMIZERS,
-    STEPS,
-    Network,
-    assert_learned,
-    assert_same,
-    batches,
-    every_optimizer,
-    on_cuda,
-    written_out,
-)
+import digits_program as digits
 
 lightning = pytest.importorskip("lightning", reason="needs it, as in make test-trainers")
 plugins = pytest.importorskip("lightning.pytorch.plugins")
 ours = pytest.importorskip("amp_ext.integrations.lightning")
-HALF = STEPS // 2
+HALF = digits.STEPS // 2
 
 
 class Module(lightning.LightningModule):
@@ -35,18 +24,18 @@ class Module(lightning.LightningModule):
 
     def __init__(self, optimizer: str) -> None:
         super().__init__()
-        self.network = Network()
+        self.network = digits.Network()
         self.optimizer = optimizer
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         return self.network(*batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return OPTIMIZERS[self.optimizer](self.parameters())
+        return digits.OPTIMIZERS[self.optimizer](self.parameters())
 
     def train_dataloader(self) -> Any:
         first = HALF * self.trainer.current_epoch
-        return DataLoader(batches()[first : first + HALF], batch_size=None)
+        return DataLoader(digits.batches()[first : first + HALF], batch_size=None)
 
 
 class Manual(Module):
@@ -62,7 +51,7 @@ class Manual(Module):
         optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(self.network(*batch))
-        self.clip_gradients(optimizer, MAX_NORM, self.clip_as)
+        self.clip_gradients(optimizer, digits.MAX_NORM, self.clip_as)
         optimizer.step()
 
 
@@ -82,22 +71,22 @@ def trainer_of(plugin: Any, folder: Path, epochs: int = 2, **arguments: Any) -> 
     )
 
 
-@on_cuda
-@every_optimizer
+@digits.on_cuda
+@digits.every_optimizer
 def test_training_is_the_loop(
     device: str, optimizer: str, calls: collections.Counter[str], tmp_path: Path
 ) -> None:
     plugin, module = ours.MixedPrecision(), Module(optimizer)
-    trainer_of(plugin, tmp_path, gradient_clip_val=MAX_NORM).fit(module)
-    unscaled_before = {"unscale": STEPS} if optimizer != "fused" else {}
-    assert calls == {"clip": STEPS, **unscaled_before}
+    trainer_of(plugin, tmp_path, gradient_clip_val=digits.MAX_NORM).fit(module)
+    unscaled_before = {"unscale": digits.STEPS} if optimizer != "fused" else {}
+    assert calls == {"clip": digits.STEPS, **unscaled_before}
     assert plugin.scaler.get_skipped_steps() == 1
-    assert_learned(module.network)
-    assert_same(module.network, written_out(optimizer))
+    digits.assert_learned(module.network)
+    digits.assert_same(module.network, digits.written_out(optimizer))
 
 
-@on_cuda
-@every_optimizer
+@digits.on_cuda
+@digits.every_optimizer
 @pytest.mark.parametrize("clip_as", ["norm", "value"])
 def test_manual_optimization_is_the_loop(
     device: str, optimizer: str, clip_as: str, tmp_path: Path
@@ -105,16 +94,16 @@ def test_manual_optimization_is_the_loop(
     plugin, module = ours.MixedPrecision(), Manual(optimizer, clip_as)
     trainer_of(plugin, tmp_path).fit(module)
     assert plugin.scaler.get_skipped_steps() == 1
-    expected = written_out(optimizer, clip_as="scaler" if clip_as == "norm" else clip_as)
-    assert_same(module.network, expected)
+    expected = digits.written_out(optimizer, clip_as="scaler" if clip_as == "norm" else clip_as)
+    digits.assert_same(module.network, expected)
 
 
-@on_cuda
+@digits.on_cuda
 @pytest.mark.parametrize("before", ["amp_ext", "lightning"])
 def test_resume_is_bit_equal(device: str, before: str, tmp_path: Path) -> None:
     """Resuming is bit-equal, also from checkpoints of Lightning's plugin: both share the key."""
     file = tmp_path / "half.ckpt"
-    clip = {"gradient_clip_val": MAX_NORM}
+    clip = {"gradient_clip_val": digits.MAX_NORM}
     trainer = trainer_of(ours.MixedPrecision(), tmp_path, epochs=1, **clip)
     trainer.fit(Module("fused"))
     trainer.save_checkpoint(file)
@@ -126,11 +115,11 @@ def test_resume_is_bit_equal(device: str, before: str, tmp_path: Path) -> None:
     plugin, module = ours.MixedPrecision(scaler=amp_ext.GradScaler(init_scale=2.0)), Module("fused")
     trainer_of(plugin, tmp_path, **clip).fit(module, ckpt_path=file)
     assert len(module.network.losses) == HALF
-    assert_same(module.network, written_out("fused"))
+    digits.assert_same(module.network, digits.written_out("fused"))
     assert plugin.scaler.get_skipped_steps() == (before == "amp_ext")
 
 
-@on_cuda
+@digits.on_cuda
 def test_schedules_that_count_the_steps_made(device: str, tmp_path: Path) -> None:
     """Schedules count the steps made by the method of docs/trainers.md."""
     from test_page import names_of
@@ -144,11 +133,11 @@ def test_schedules_that_count_the_steps_made(device: str, tmp_path: Path) -> Non
             return {"optimizer": self.schedule.optimizer, "lr_scheduler": every_step}
 
     module = Scheduled("fused")
-    trainer_of(ours.MixedPrecision(), tmp_path, gradient_clip_val=MAX_NORM).fit(module)
-    assert module.schedule.last_epoch == STEPS - 1
+    trainer_of(ours.MixedPrecision(), tmp_path, gradient_clip_val=digits.MAX_NORM).fit(module)
+    assert module.schedule.last_epoch == digits.STEPS - 1
 
 
-@on_cuda
+@digits.on_cuda
 def test_the_other_name(device: str, tmp_path: Path) -> None:
     """``pytorch_lightning`` refuses plugins of ``lightning``, and has its own."""
     pytorch_lightning = pytest.importorskip("pytorch_lightning")
@@ -161,3 +150,66 @@ def test_the_other_name(device: str, tmp_path: Path) -> None:
     assert trainer.precision_plugin is plugin
     plugin = FabricMixedPrecision()
     assert Fabric(accelerator="cuda", devices=1, plugins=plugin).strategy.precision is plugin
+
+
+# ---- Fabric --------------------------------------------------------------------------------------
+
+
+class FabricTraining:
+    def __init__(self, optimizer: str, fabric: Any) -> None:
+        self.fabric, self.network = fabric, digits.Network()
+        self.model, self.optimizer = fabric.setup(
+            self.network, digits.OPTIMIZERS[optimizer](self.network.parameters())
+        )
+
+    def steps(self, **clip: Any) -> FabricTraining:
+        for images, labels in digits.batches():
+            self.optimizer.zero_grad()
+            self.fabric.backward(self.model(*self.fabric.to_device((images, labels))))
+            self.fabric.clip_gradients(
+                self.model, self.optimizer, **(clip or {"max_norm": digits.MAX_NORM})
+            )
+            self.optimizer.step()
+        return self
+
+
+@pytest.fixture
+def fabric() -> Any:
+    return ours.Fabric(accelerator="cuda", devices=1, plugins=ours.FabricMixedPrecision())
+
+
+@digits.on_cuda
+@digits.every_optimizer
+def test_fabric_is_the_loop(
+    device: str, optimizer: str, calls: collections.Counter[str], fabric: Any
+) -> None:
+    """Fabric trains as a loop that is written out."""
+    training = FabricTraining(optimizer, fabric).steps()
+    assert calls == {"clip": digits.STEPS}
+    assert fabric.strategy.precision.scaler.get_skipped_steps() == 1
+    digits.assert_learned(training.network)
+    digits.assert_same(training.network, digits.written_out(optimizer, images_as="float16"))
+
+
+@digits.on_cuda
+def test_an_overflow_is_an_error_where_one_is_asked_for(device: str, fabric: Any) -> None:
+    with pytest.raises(RuntimeError, match="non-finite"):
+        FabricTraining("fused", fabric).steps(max_norm=digits.MAX_NORM, error_if_nonfinite=True)
+
+
+@digits.on_cuda
+@pytest.mark.parametrize("second", [{"max_norm": digits.MAX_NORM}, {"clip_val": digits.MAX_NORM}])
+def test_optimizers_are_clipped_in_turn(device: str, second: dict, fabric: Any) -> None:
+    """Optimizers are clipped in turn: Fabric updates the scaler after each step.
+
+    An earlier clip of another optimizer would be lost.
+    """
+    pair = [FabricTraining("plain", fabric) for _ in range(2)]
+    images, labels = fabric.to_device(digits.batches()[0])
+    fabric.backward(sum(training.model(images, labels) for training in pair))
+    fabric.clip_gradients(pair[0].model, pair[0].optimizer, **second)
+    with pytest.raises(RuntimeError, match="one optimizer after the other"):
+        pair[1].optimizer.step()
+    pair[0].optimizer.step()
+    fabric.clip_gradients(pair[1].model, pair[1].optimizer, **second)
+    pair[1].optimizer.step()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copy
 import importlib
 import sys
 from collections.abc import Iterator
@@ -13,20 +12,8 @@ import pytest
 import torch
 
 import amp_ext.compat.apex
+import digits_program as digits
 from amp_ext.compat.apex import amp
-from digits_program import (
-    MAX_NORM,
-    OPTIMIZERS,
-    OVERFLOW,
-    STEPS,
-    Network,
-    assert_learned,
-    assert_same,
-    batches,
-    every_optimizer,
-    on_cuda,
-    written_out,
-)
 
 timm_cuda = pytest.importorskip("timm.utils.cuda", reason="needs it, as in make test-trainers")
 ours = pytest.importorskip("amp_ext.integrations.timm")
@@ -36,49 +23,48 @@ class Training:
     """A training in the manner of timm's train.py."""
 
     def __init__(self, optimizer: str, loss_scaler: Any) -> None:
-        self.network = Network().cuda()
-        self.optimizer = OPTIMIZERS[optimizer](self.network.parameters())
+        self.network = digits.Network().cuda()
+        self.optimizer = digits.OPTIMIZERS[optimizer](self.network.parameters())
         self.loss_scaler = loss_scaler
-        self.parts = self.network, self.optimizer, self.loss_scaler
         self.skipped: list[bool] = []
 
-    def steps(self, first: int = 0, last: int = STEPS, clip_mode: str = "norm") -> Training:
-        for images, labels in batches()[first:last]:
+    def steps(self, clip_mode: str = "norm") -> Training:
+        for images, labels in digits.batches():
             self.optimizer.zero_grad()
             with torch.autocast("cuda", torch.float16):
                 loss = self.network(images.cuda(), labels.cuda())
             self.loss_scaler(
                 loss,
                 self.optimizer,
-                clip_grad=MAX_NORM,
+                clip_grad=digits.MAX_NORM,
                 clip_mode=clip_mode,
                 parameters=self.network.parameters(),
             )
-            self.skipped.append(getattr(self.loss_scaler, "step_was_skipped", False))
+            self.skipped.append(self.loss_scaler.step_was_skipped)
         return self
 
 
-@on_cuda
-@every_optimizer
+@digits.on_cuda
+@digits.every_optimizer
 def test_training_is_the_loop(
     device: str, optimizer: str, calls: collections.Counter[str], installed: None
 ) -> None:
     training = Training(optimizer, ours.NativeScaler(growth_interval=1000)).steps()
-    assert calls == {"clip": STEPS}
-    assert training.skipped == [step == OVERFLOW for step in range(STEPS)]
+    assert calls == {"clip": digits.STEPS}
+    assert training.skipped == [step == digits.OVERFLOW for step in range(digits.STEPS)]
     assert training.loss_scaler._scaler.get_growth_interval() == 1000
     assert training.loss_scaler._scaler.get_skipped_steps() == 1
-    assert_learned(training.network)
-    assert_same(training.network, written_out(optimizer))
+    digits.assert_learned(training.network)
+    digits.assert_same(training.network, digits.written_out(optimizer))
 
 
-@on_cuda
+@digits.on_cuda
 def test_values_are_clipped_by_timm(device: str, installed: None) -> None:
     training = Training("fused", ours.NativeScaler()).steps(clip_mode="value")
-    assert_same(training.network, written_out("fused", clip_as="value"))
+    digits.assert_same(training.network, digits.written_out("fused", clip_as="value"))
 
 
-@on_cuda
+@digits.on_cuda
 def test_the_norm_of_other_parameters_is_clipped_by_timm(device: str, installed: None) -> None:
     """timm clips the norm of other parameters, such as a model's without its head.
 
@@ -86,36 +72,24 @@ def test_the_norm_of_other_parameters_is_clipped_by_timm(device: str, installed:
     """
     training = Training("amp_ext.optim", ours.NativeScaler())
     body, head = training.network.layers[0], training.network.layers[2]
-    loss = training.network(*(part.cuda() for part in batches()[0]))
+    loss = training.network(*(part.cuda() for part in digits.batches()[0]))
     expected = torch.autograd.grad(loss, [body.weight, head.weight], retain_graph=True)
-    training.loss_scaler(loss, training.optimizer, MAX_NORM, parameters=body.parameters())
-    assert body.weight.grad.norm() < MAX_NORM < expected[0].norm()
+    training.loss_scaler(loss, training.optimizer, digits.MAX_NORM, parameters=body.parameters())
+    assert body.weight.grad.norm() < digits.MAX_NORM < expected[0].norm()
     torch.testing.assert_close(head.weight.grad, expected[1])
 
 
-@on_cuda
+@digits.on_cuda
 def test_accumulation_clips_and_steps_at_its_end(
     device: str, calls: collections.Counter[str]
 ) -> None:
     training = Training("fused", ours.NativeScaler())
     before = training.network.values()
     for need_update in (False, True):
-        loss = training.network(*(part.cuda() for part in batches()[0]))
-        training.loss_scaler(loss, training.optimizer, MAX_NORM, need_update=need_update)
+        loss = training.network(*(part.cuda() for part in digits.batches()[0]))
+        training.loss_scaler(loss, training.optimizer, digits.MAX_NORM, need_update=need_update)
         assert torch.equal(training.network.values(), before) is not need_update
     assert calls == {"clip": 1}
-
-
-@on_cuda
-def test_resume_is_bit_equal(device: str, installed: None) -> None:
-    first = Training("fused", ours.NativeScaler()).steps(last=4)
-    states = [copy.deepcopy(part.state_dict()) for part in first.parts]
-    second = Training("fused", ours.NativeScaler(init_scale=2.0))
-    for part, state in zip(second.parts, states, strict=True):
-        part.load_state_dict(state)
-    second.steps(first=4)
-    assert_same(second.network, written_out("fused"))
-    assert second.loss_scaler._scaler.get_skipped_steps() == 1
 
 
 # ---- ApexScaler, by ``from apex import amp`` -----------------------------------------------------
@@ -133,21 +107,16 @@ def apex_scaler() -> Iterator[Any]:
     importlib.reload(timm_cuda)
 
 
-@on_cuda
-@every_optimizer
+@digits.on_cuda
+@digits.every_optimizer
 def test_training_with_apex_is_the_loop(device: str, optimizer: str, apex_scaler: Any) -> None:
-    network = Network().cuda()
+    network = digits.Network().cuda()
     network, stepping = amp.initialize(
-        network, OPTIMIZERS[optimizer](network.parameters()), opt_level="O1", verbosity=0
+        network, digits.OPTIMIZERS[optimizer](network.parameters()), opt_level="O1", verbosity=0
     )
-    for images, labels in batches():
+    for images, labels in digits.batches():
         stepping.zero_grad()
         loss = network(images.cuda(), labels.cuda())
-        apex_scaler(loss, stepping, clip_grad=MAX_NORM, parameters=network.parameters())
-    assert_learned(network)
-    assert_same(network, written_out(optimizer, clip_as="torch"))
-    state = apex_scaler.state_dict()
-    assert state == {"loss_scaler0": {"loss_scale": 2.0**15, "unskipped": STEPS - OVERFLOW - 1}}
-    amp.initialize(Network().cuda(), verbosity=0)
-    apex_scaler.load_state_dict(state)
-    assert amp.state_dict() == state
+        apex_scaler(loss, stepping, clip_grad=digits.MAX_NORM, parameters=network.parameters())
+    digits.assert_learned(network)
+    digits.assert_same(network, digits.written_out(optimizer, clip_as="torch"))
