@@ -69,15 +69,6 @@ def same_outcome(script: Callable[[ScalerClass], Any]) -> tuple[Any, ...]:
     return ours
 
 
-def raises_as_torch(
-    script: Callable[[ScalerClass], Any], error: type[Exception], text: str
-) -> None:
-    """Assert that both classes raise `error`, word for word the same, with `text` in it."""
-    kind, raised, said = same_outcome(script)
-    assert (kind, raised) == ("raised", error)
-    assert text in said
-
-
 def leaf(grad: Any, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
     """Return a parameter of ones that has this gradient."""
     grad = torch.as_tensor(grad, dtype=dtype, device=device)
