@@ -6,22 +6,20 @@ import gc
 import math
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.optim import Optimizer
 
 import amp_ext.optim
 from cases import unwritten
 from twins import (
     DEVICES,
+    KINDS,
     OURS,
     Clip,
-    StepsByScalars,
     Wrapped,
-    after_unscale,
-    at_once,
     by_parameters,
     clip_as_torch,
     every_way,
@@ -36,13 +34,9 @@ from twins import (
     with_parameters,
 )
 
-STEP_CLIPS: dict[str, Callable[[Any], Optimizer]] = {
-    "sgd-fused": lambda p: torch.optim.SGD(p, lr=0.5, fused=True),
-    "scalars": lambda p: StepsByScalars(p, lr=0.5),
-    "amp_ext.optim": lambda p: amp_ext.optim.SGD(p, lr=0.5),
-}
-"""Optimizers whose step unscales and clips, from a parameter of 1 by a learning rate of 0.5."""
-STEPPED = {**STEP_CLIPS, "sgd": lambda p: torch.optim.SGD(p, lr=0.5)}
+STEPPED = {kind: partial(make, lr=0.5) for kind, make in KINDS.items()}
+STEP_CLIPS = {kind: make for kind, make in STEPPED.items() if kind != "host"}
+"""Optimizers whose step unscales and clips."""
 
 
 def half(norm: float) -> float:
@@ -82,27 +76,6 @@ def test_gradients_are_only_read_where_the_step_clips(make: str) -> None:
     optimizer, scaler = STEP_CLIPS[make]([leaf([12.0, 16.0], torch.float16)]), started(OURS)
     with unwritten(grads(optimizer)):
         assert scaler.clip_grad_norm_(optimizer, 1.0).item() == 5.0
-
-
-@pytest.mark.parametrize("preset", [None, 0.5])
-@pytest.mark.parametrize("unscale_first", [False, True])
-def test_grad_scale_of_a_step_that_clips(unscale_first: bool, preset: float | None) -> None:
-    """A step that clips gets a grad_scale with an exact coefficient of 1/2."""
-    seen = []
-
-    class Takes(torch.optim.SGD):
-        _step_supports_amp_scaling = True
-
-        def step(self, closure: Any = None) -> None:
-            seen.append((self.grad_scale.item(), self.found_inf.item()))
-
-    optimizer, scaler = Takes([leaf([12.0, 16.0])], lr=0.5), started(OURS)
-    if preset:
-        optimizer.grad_scale = preset
-    clip = after_unscale if unscale_first else at_once
-    clip(scaler, optimizer, half(5.0))
-    scaler.step(optimizer)
-    assert seen == [(2.0 * (1.0 if unscale_first else 4.0) * (preset or 1.0), 0.0)]
 
 
 # ---- clipped parameters --------------------------------------------------------------------------
@@ -173,7 +146,7 @@ def test_disabled_scaler_clips_as_torch() -> None:
 
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("norm_type", [math.inf, 1.0, 3, "inf"])
-@pytest.mark.parametrize("make", ["sgd-fused", "amp_ext.optim"])
+@pytest.mark.parametrize("make", ["fused", "amp_ext.optim"])
 def test_norms_of_other_orders(make: str, norm_type: Any, alone: bool) -> None:
     """Norms of other orders are computed at once by torch's code, unscaled and clipped."""
     ours, theirs = STEP_CLIPS[make]([leaf([12.0, 16.0])]), sgd(leaf([3.0, 4.0]))
@@ -199,7 +172,7 @@ def test_parameters_of_several_optimizers_have_one_norm(make: str, bad: bool) ->
     first = STEPPED[make]([leaf([12.0, 16.0])])
     second = STEPPED[make]([leaf([math.inf if bad else 48.0]), torch.ones(1)])
     scaler = started(OURS)
-    if make == "sgd":
+    if make == "host":
         scaler.unscale_(second)
     norm = scaler.clip_grad_norm_([*params(first), *params(second)], half(13.0))
     assert math.isinf(norm) if bad else norm.item() == 13.0

@@ -53,18 +53,21 @@ class TakesKeyword(torch.optim.SGD):
         return closure, options
 
 
+unscale_first_or_not = pytest.mark.parametrize("unscale_first", [False, True])
+
+
 def optimizer_of(cls: type[torch.optim.SGD], grad: Any = (4.0, 8.0)) -> Any:
     return cls([leaf(grad)], lr=0.5)
 
 
-@pytest.mark.parametrize("grad", [(4.0, 8.0), (4.0, math.inf), None], ids=str)
-@pytest.mark.parametrize("unscale_first", [False, True], ids=["step", "unscale_+step"])
+@pytest.mark.parametrize("grad", [(4.0, 8.0), (4.0, math.inf)], ids=str)
+@unscale_first_or_not
 @pytest.mark.parametrize("preset", [None, 0.25, torch.tensor(0.25), torch.tensor([0.25])], ids=str)
 def test_grad_scale_and_found_inf(preset: Any, unscale_first: bool, grad: Any) -> None:
     """A grad_scale that is already set is multiplied in, or left alone after unscale_."""
 
     def script(scaler_class: ScalerClass) -> Any:
-        optimizer = optimizer_of(TakesAttributes, (4.0, 8.0) if grad is None else grad)
+        optimizer = optimizer_of(TakesAttributes, grad)
         other, scaler = sgd(leaf(4.0)), started(scaler_class)
         if preset is not None:
             optimizer.grad_scale = preset
@@ -78,6 +81,21 @@ def test_grad_scale_and_found_inf(preset: Any, unscale_first: bool, grad: Any) -
         return handed, left, before, scaler.get_scale()
 
     assert same_outcome(script)[0] == "returned"
+
+
+@unscale_first_or_not
+@pytest.mark.parametrize("preset", [None, 0.5])
+def test_grad_scale_of_a_step_that_clips(preset: float | None, unscale_first: bool) -> None:
+    """A step that clips gets a grad_scale with an exact coefficient of 1/2."""
+    optimizer, scaler = optimizer_of(TakesAttributes, (12.0, 16.0)), started(OURS)
+    if preset is not None:
+        optimizer.grad_scale = preset
+    if unscale_first:
+        scaler.unscale_(optimizer)
+    scaler.clip_grad_norm_(optimizer, (torch.tensor(5.0) + 1e-6) / 2)
+    (handed, *_) = scaler.step(optimizer)
+    expected = 2.0 * (1.0 if unscale_first else 4.0) * (preset or 1.0)
+    assert handed == plain([torch.tensor(expected), torch.tensor(0.0)])
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -137,6 +138,15 @@ class StepsByScalars(amp_ext.optim.SGD):
                 if norm is not None:
                     grad *= reference.clip_coefficient(norm, max_norm)
                 param.add_(grad, alpha=-self.param_groups[0]["lr"])
+
+
+KINDS: dict[str, Callable[..., Optimizer]] = {
+    "host": torch.optim.SGD,
+    "fused": partial(torch.optim.SGD, fused=True),
+    "scalars": StepsByScalars,
+    "amp_ext.optim": amp_ext.optim.SGD,
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def grads(optimizer: Optimizer) -> list[Tensor | None]:
