@@ -47,38 +47,34 @@ Values = dict[str, Any]
 # ---- good arguments ----------------------------------------------------------------------------
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "activation": tuple(ACTIVATIONS),
-    "alpha": (1.0, -1.0, 0.5),
-    "backoff_factor": (0.5, 1 / 3, 1e-30, 1.0),
-    "beta": (1.0, 0.0, -2.0),
-    "dampening": (0.0, 0.3),
-    "growth_factor": (2.0, 1.5, 1e30, 1.0),
-    "growth_interval": (1, 2, 6, 2000),
-    "hysteresis": (1, 2, 3),
-    "lr": (0.1, 1e-3, 0.0, 1e30),
-    "max_norm": (1.0, 0.0, 1e30),
-    "max_scale": (4.0, 2.0**24),
-    "min_scale": (0.0, 1.0),
-    "momentum": (0.9, 0.0),
-    "out_dtype": (None, *FLOATS),
-    "weight_decay": (0.0, 0.01),
-    **dict.fromkeys(
-        ("decoupled", "maximize", "nesterov", "stochastic_rounding", "sum_batch"), (False, True)
-    ),
+    "bool": (False, True),
+    "float": (0.5, 1e-3, 0.0),
+    "int": (1, 2, 6, 2000),
+    "str": tuple(ACTIVATIONS),
+    "ScalarType": FLOATS,
 }
-"""Good values of options; together they may be refused, as a max_norm without a norm is."""
+"""Good values of options by type; together they may be refused, as nesterov without momentum is."""
+
+
+def schema_of(op: str) -> list[torch.Argument]:
+    return getattr(torch.ops.amp_ext, op).default._schema.arguments
+
+
+def type_of(argument: torch.Argument) -> str:
+    return str(argument.type).removeprefix("Optional[").rstrip("]")
 
 
 def good(rng: Random, op: str) -> Values:
-    """Return an example's arguments with other options, lengths and shapes."""
+    """Return an example's arguments with another length of lists, and other options."""
     values = tree_map_only(Tensor, Tensor.clone, reference.arguments(op))
     lists = [value for value in values.values() if isinstance(value, list)]
     count = rng.choice([0, 1, 2, 3, 3, 40])
     for value in lists:  # of one length: each tensor is another one's copy
         value[:] = [value[i % len(value)].clone() for i in range(count)]
-    for argument in getattr(torch.ops.amp_ext, op).default._schema.arguments:
-        if argument.name in OPTIONS and rng.random() < 0.5:
-            values[argument.name] = rng.choice(OPTIONS[argument.name])
+    for argument in schema_of(op):
+        kind = type_of(argument)
+        if kind in OPTIONS and rng.random() < 0.2:
+            values[argument.name] = rng.choice(OPTIONS[kind])
         if argument.has_default_value() and argument.default_value is None and rng.random() < 0.4:
             values[argument.name] = None
     return values
@@ -231,11 +227,6 @@ def places(values: Values) -> list[tuple[str, Any, Any]]:
     return found
 
 
-def schema_types(op: str) -> dict[str, str]:
-    schema = getattr(torch.ops.amp_ext, op).default._schema
-    return {a.name: str(a.type).removeprefix("Optional[").rstrip("]") for a in schema.arguments}
-
-
 def spoil_once(rng: Random, op: str, values: Values) -> str:
     """Make the arguments worse in one place; return a description."""
     found = [place for place in places(values) if is_readable(place[1][place[2]])]
@@ -244,15 +235,12 @@ def spoil_once(rng: Random, op: str, values: Values) -> str:
         (said, container, key), name = rng.choice(found), rng.choice(list(HOSTILE))
         container[key] = HOSTILE[name](container[key])
         return f"{said}: {name}"
-    types = {n: t for n, t in schema_types(op).items() if t in SCALARS and n in values}
-    if types and kind < 0.95:
-        name = rng.choice(list(types))
-        values[name] = rng.choice(SCALARS[types[name]])
-        return f"{name}: {values[name]!r}"
+    options = [a for a in schema_of(op) if type_of(a) in SCALARS and a.name in values]
+    if options and kind < 0.95:
+        option = rng.choice(options)
+        values[option.name] = rng.choice(SCALARS[type_of(option)])
+        return f"{option.name}: {values[option.name]!r}"
     name = rng.choice(list(values))
-    if rng.random() < 0.5:
-        del values[name]
-        return f"without {name}"
     values[name] = rng.choice([None, "text", [], [[]], 1.5, (), {}, [None], [1, 2], object()])
     return f"{name}: {values[name]!r}"
 
