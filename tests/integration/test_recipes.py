@@ -132,18 +132,6 @@ def test_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scaler.get_scale() == 2.0**17, "grown twice"
 
 
-def test_average_of_the_weights() -> None:
-    """The average is over the weights after each step."""
-    name = "An average of the weights (EMA)"
-    model, average = (run(name, count=2)[key] for key in ("model", "average"))
-    first = run(name, count=1)["model"]
-    assert_near(
-        flat(average.module.parameters()),
-        0.9 * flat(first.parameters()) + 0.1 * flat(model.parameters()),
-        2.0**-20,
-    )
-
-
 # What an overflow in the sixth of eight batches leaves, beside a skipped step.
 AFTERWARDS: dict[str, Callable[[Space], Any]] = {
     "A GAN": lambda space: (steps(space["optimizer_d"]), steps(space["optimizer_g"])) == ({7}, {8}),
