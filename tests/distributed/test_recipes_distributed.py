@@ -160,8 +160,3 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 @pytest.mark.parametrize("heading", PROGRAMS)
 def test_on_ranks(heading: str, errors: dict[str, list[Any]]) -> None:
     assert not any(errors[heading]), errors[heading][0]
-
-
-def test_programs_are_short() -> None:
-    """Each program is short enough to read at once."""
-    assert max(text.count("\n") for text in PROGRAMS.values()) <= 41

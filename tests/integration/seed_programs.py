@@ -1,6 +1,6 @@
 """The seed programs as written by their users, at sizes of the caller.
 
-test_seeds.py changes one line, the import of autocast and GradScaler.
+test_seeds.py replaces the import of autocast and GradScaler.
 """
 
 import torch

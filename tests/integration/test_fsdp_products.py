@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import amp_ext
 import amp_ext.nn
@@ -50,15 +49,6 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mlp(self.torchs(self.own(x)))
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.inner, x, use_reentrant=False)
 
 
 def network() -> nn.Module:
@@ -195,10 +185,12 @@ def param_dtype(mesh: Any) -> None:
 
 def checkpoints(mesh: Any, outside: bool) -> None:
     """Checkpoints inside and around sharded modules gather again in the second forward pass."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
     plain = network()
-    net = sharded(mesh, plain if outside else nn.Sequential(*map(Checkpointed, plain)))
+    net = sharded(mesh, plain if outside else nn.Sequential(*map(checkpoint_wrapper, plain)))
     if outside:
-        net = nn.Sequential(*map(Checkpointed, net))
+        net = nn.Sequential(*map(checkpoint_wrapper, net))
     for _ in range(2):
         given = batches()
         with region():

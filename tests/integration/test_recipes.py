@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import amp_ext
-from autocast_cases import Seen
 
 TEXT = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
 Space = dict[str, Any]
@@ -104,14 +103,6 @@ def test_gradient_accumulation() -> None:
     assert_near(gradients(space["optimizer"]), gradients(optimizer), 64 * 2.0**-20)
 
 
-def test_gan() -> None:
-    """An overflow skips one network's step; the scale has one update per iteration."""
-    space = run("A GAN", overflow=3)
-    assert (steps(space["optimizer_d"]), steps(space["optimizer_g"])) == ({7}, {8})
-    scaler = space["scaler"]
-    assert (scaler.get_scale(), scaler._get_growth_tracker()) == (2.0**15, 4)
-
-
 def test_gradient_penalty() -> None:
     """The gradients of loss and penalty equal FP32's; the loss's gradients alone do not."""
     name = "Gradient penalty"
@@ -141,79 +132,13 @@ def test_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scaler.get_scale() == 2.0**17, "grown twice"
 
 
-def test_learning_rate_schedule() -> None:
-    space = run("A learning rate schedule", overflow=3)
-    assert steps(space["optimizer"]) == {7}
-    assert space["scheduler"].last_epoch == 7
-    (rate,) = space["scheduler"].get_last_lr()
-    assert rate == pytest.approx(1e-2 * (1 + math.cos(math.pi * 7 / 8)) / 2)
-
-
-def test_lora() -> None:
-    """Training moves the adapters, and leaves the FP16 base weights as they were."""
-    start, model = (run("LoRA", count=count)["model"] for count in (0, 8))
-    for index in (0, 2):
-        old, new = start[index], model[index]
-        assert new.base.weight.dtype == FP16
-        assert new.base.weight.equal(old.base.weight)
-        assert not new.up.weight.equal(old.up.weight)
-        assert not new.down.weight.equal(old.down.weight)
-
-
-def kept_nothing(*args: Any) -> Any:
-    return torch.utils.checkpoint.noop_context_fn()
-
-
-def not_checkpointed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args)
-
-
-@pytest.mark.parametrize(
-    ("name", "repeats"),
-    [("Activation checkpointing", True), ("Selective activation checkpointing", False)],
-)
-def test_checkpointing(name: str, repeats: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpointing gives the same bits, dropout included; selective saves each product."""
-    with Seen() as seen:
-        model = run(name)["model"]
-    monkeypatch.setattr(
-        torch.utils.checkpoint, "create_selective_checkpoint_contexts", kept_nothing
-    )
-    with Seen() as most:
-        run(name)
-    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", not_checkpointed)
-    with Seen() as plain:
-        expected = run(name)["model"]
-    assert flat(model.parameters()).equal(flat(expected.parameters()))
-    assert plain.gemms < most.gemms
-    assert seen.gemms == (most if repeats else plain).gemms
-
-
-def test_average_of_the_weights() -> None:
-    name = "An average of the weights (EMA)"
-    model, average = (run(name, count=2)[key] for key in ("model", "average"))
-    first = run(name, count=1)["model"]
-    assert_near(
-        flat(average.module.parameters()),
-        0.9 * flat(first.parameters()) + 0.1 * flat(model.parameters()),
-        2.0**-20,
-    )
-    space = run(name, overflow=3)
-    assert space["average"].n_averaged == 7
-    assert flat(space["average"].module.parameters()).isfinite().all()
-    assert steps(space["optimizer"]) == {7}
-
-
-def test_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile gives the same bits without the compiler's own kernels."""
-    compiled = functools.partial(torch.compile, backend="aot_eager")
-    torch._dynamo.reset()
-    weights = []
-    for compile_as in (compiled, lambda **options: lambda function: function):
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "compile", compile_as)
-            weights.append(flat(run("torch.compile")["model"].parameters()))
-    assert weights[0].equal(weights[1])
+# What an overflow in the sixth of eight batches leaves, beside a skipped step.
+AFTERWARDS: dict[str, Callable[[Space], Any]] = {
+    "A GAN": lambda space: (steps(space["optimizer_d"]), steps(space["optimizer_g"])) == ({7}, {8}),
+    "A learning rate schedule": lambda space: space["scheduler"].last_epoch == 7,
+    "LoRA": lambda space: {layer.base.weight.dtype for layer in space["model"][::2]} == {FP16},
+    "An average of the weights (EMA)": lambda space: space["average"].n_averaged == 7,
+}
 
 
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
@@ -228,8 +153,4 @@ def test_every_program_skips_an_overflow(
     assert space["scaler"].get_skipped_steps() == 1
     finite = [flat(v.parameters()).isfinite() for v in space.values() if isinstance(v, nn.Module)]
     assert torch.cat(finite).all()
-
-
-def test_programs_are_short() -> None:
-    """Each program is short enough to read at once."""
-    assert max(text.count("\n") for text in PROGRAMS.values()) <= 31
+    assert AFTERWARDS.get(name, lambda space: True)(space)

@@ -14,16 +14,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
-import amp_ext.optim
 from amp_ext.optim.lr_scheduler import SkipAware
-from twins import OURS, THEIRS, StepsByScalars, leaf, params, started
-
-KINDS: dict[str, Callable[..., Optimizer]] = {
-    "host": torch.optim.SGD,
-    "fused": lambda p, lr: torch.optim.SGD(p, lr=lr, fused=True),
-    "scalars": StepsByScalars,
-    "amp_ext.optim": amp_ext.optim.SGD,
-}
+from twins import KINDS, OURS, THEIRS, StepsByScalars, every_kind, leaf, params, started
 
 
 def train(scaler: Any, optimizer: Optimizer, schedule: Any, values: list[float]) -> list[float]:
@@ -59,7 +51,7 @@ def test_skipped_steps_do_not_count(kind: str, exact: bool, rates: list[int]) ->
     assert train(*halving(kind, exact=exact), [bad, 1.0, bad, bad, 1.0, 1.0, 1.0]) == rates
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_no_warning_where_torch_warns(kind: str) -> None:
     """A skipped first step gives no warning, while torch warns of lr_scheduler.step()."""
     with warnings.catch_warnings():

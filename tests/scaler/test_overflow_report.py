@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import math
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from amp_ext.scaler import OverflowReport
@@ -47,19 +45,7 @@ def test_counts_and_text(device: str) -> None:
     scaler, _optimizer = overflowed(leaf([1.0], device=device), bad, wide, device=device)
     report = scaler.overflow_report()
     assert report
-    assert (report.overflow, report.examined) == (True, 3)
-    first, second = report.gradients
-    assert dataclasses.asdict(first) == {
-        "name": "param_groups[0]['params'][1]",
-        "shape": (2, 3),
-        "dtype": torch.float32,
-        "device": bad.device,
-        "positive_infs": 2,
-        "negative_infs": 1,
-        "nans": 1,
-        "numel": 6,
-    }
-    assert (second.dtype, second.nans, second.positive_infs) == (torch.float64, 1, 0)
+    assert (report.overflow, report.examined, len(report.gradients)) == (True, 3, 2)
     assert str(report) == (
         "2 of 3 gradients are not finite:\n"
         "  param_groups[0]['params'][1]: 2 inf, 1 -inf, 1 NaN of 6 elements, "
@@ -68,34 +54,18 @@ def test_counts_and_text(device: str) -> None:
     )
 
 
-class Network(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [lambda m: m, lambda m: m.named_parameters(), lambda m: dict(m.named_parameters()).items()],
-)
-@pytest.mark.parametrize("with_names", [False, True])
-def test_names_that_are_given(given: Callable[[nn.Module], Any], with_names: bool) -> None:
-    network, scaler = Network(), started(OURS)
-    optimizer = torch.optim.SGD(
-        [(f"own.{n}", p) for n, p in network.named_parameters()]
-        if with_names
-        else network.parameters(),
-        lr=0.1,
-    )
-    scaler.scale(network.head(network.body(torch.ones(2)))).backward()
-    network.body.weight.grad[1] = NAN
-    network.head.bias.grad.fill_(-INF)
+def test_names_that_are_given() -> None:
+    """Names of the call come before names of the optimizer."""
+    network, scaler = nn.Linear(1, 1), started(OURS)
+    pairs = [(f"own.{name}", param) for name, param in network.named_parameters()]
+    optimizer = torch.optim.SGD(pairs, lr=0.1)
+    network.weight.grad, network.bias.grad = torch.tensor([[NAN]]), torch.tensor([INF])
     close(scaler, optimizer)
-    assert names(scaler.overflow_report(given(network))) == ["body.weight", "head.bias"]
-    if with_names:
-        assert names(scaler.overflow_report()) == ["own.body.weight", "own.head.bias"]
-        some = [("mine", network.body.weight)]
-        assert names(scaler.overflow_report(some)) == ["mine", "own.head.bias"]
+    assert names(scaler.overflow_report()) == ["own.weight", "own.bias"]
+    for given in (network, network.named_parameters(), dict(network.named_parameters()).items()):
+        assert names(scaler.overflow_report(given)) == ["weight", "bias"]
+    given = [("mine", network.weight)]
+    assert names(scaler.overflow_report(given)) == ["mine", "own.bias"]
 
 
 def test_sparse_gradient() -> None:
@@ -130,6 +100,7 @@ def test_reads_no_gradient_without_an_overflow() -> None:
         report = scaler.overflow_report()
         assert (report, bool(report), str(report)) == (NOTHING, False, "No overflow.")
         assert param.reads == before
+    assert param.own.tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -207,22 +178,6 @@ def test_optimizers_are_held_weakly() -> None:
     del optimizer
     gc.collect()
     assert scaler.overflow_report() == OverflowReport(overflow=True)
-
-
-def test_unscale_of_a_trainers_own() -> None:
-    """A trainer's own unscale_ that only records flags, as torch does, is reported."""
-
-    class Own(OURS):
-        def unscale_(self, optimizer: Optimizer) -> None:
-            state = self._per_optimizer_states[id(optimizer)]
-            state["found_inf_per_device"] = {torch.device("cpu"): torch.ones(())}
-            state["stage"] = OptState.UNSCALED
-
-    scaler, optimizer = started(Own), sgd(leaf([1.0, NAN]))
-    scaler.unscale_(optimizer)
-    close(scaler, optimizer)
-    assert scaler.step_was_skipped
-    assert names(scaler.overflow_report()) == ["param_groups[0]['params'][0]"]
 
 
 def test_optimizers_of_older_steps_are_forgotten() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -67,15 +68,6 @@ def same_outcome(script: Callable[[ScalerClass], Any]) -> tuple[Any, ...]:
     ours = outcome(lambda: script(OURS))
     assert ours == theirs
     return ours
-
-
-def raises_as_torch(
-    script: Callable[[ScalerClass], Any], error: type[Exception], text: str
-) -> None:
-    """Assert that both classes raise `error`, word for word the same, with `text` in it."""
-    kind, raised, said = same_outcome(script)
-    assert (kind, raised) == ("raised", error)
-    assert text in said
 
 
 def leaf(grad: Any, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
@@ -146,6 +138,15 @@ class StepsByScalars(amp_ext.optim.SGD):
                 if norm is not None:
                     grad *= reference.clip_coefficient(norm, max_norm)
                 param.add_(grad, alpha=-self.param_groups[0]["lr"])
+
+
+KINDS: dict[str, Callable[..., Optimizer]] = {
+    "host": torch.optim.SGD,
+    "fused": partial(torch.optim.SGD, fused=True),
+    "scalars": StepsByScalars,
+    "amp_ext.optim": amp_ext.optim.SGD,
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def grads(optimizer: Optimizer) -> list[Tensor | None]:
