@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -93,13 +94,22 @@ def test_decorated_autograd_function(wide: bool) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:torch.cuda.amp.GradScaler is enabled")
 @every_pair
 def test_scaler(ours: Any, torchs: Any) -> None:
-    """The scaler has amp_ext's options, is an instance of torch's class, and survives a pickle."""
-    scaler = ours.GradScaler(init_scale=4.0, hysteresis=3)
+    """The scaler has amp_ext's options, is an instance of torch's class, and survives a pickle.
+
+    It is made without torch's warning that the name is deprecated.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        scaler = ours.GradScaler(4.0, growth_interval=7, hysteresis=3)
     assert isinstance(scaler, amp_ext.GradScaler)
     assert isinstance(scaler, torchs.GradScaler)
     again = pickle.loads(pickle.dumps(scaler))
     assert type(again) is ours.GradScaler
-    assert again.state_dict() == scaler.state_dict() == torchs.GradScaler(4.0).state_dict()
+    assert (
+        again.state_dict()
+        == scaler.state_dict()
+        == torchs.GradScaler(4.0, growth_interval=7).state_dict()
+    )
     assert again._hysteresis == 3
     with pytest.raises(TypeError, match="histeresis"):
         ours.GradScaler(histeresis=3)
