@@ -75,6 +75,7 @@ def test_options_are_ours_until_uninstall() -> None:
 
 def test_subclasses_stay_as_they_are() -> None:
     """Scalers of subclasses are what they were."""
+
     class Own(torch.amp.GradScaler):
         pass
 
