@@ -56,6 +56,15 @@ def enters(net: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
     return result.float()
 
 
+class Entering(nn.Module):
+    def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.net, self.dtype = net, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return enters(self.net, x, self.dtype)
+
+
 def gradients(net: nn.Module, x: Tensor, result: Tensor) -> list[Tensor]:
     result.float().square().mean().backward()
     return [x.grad, *(parameter.grad for parameter in net.parameters())]
@@ -88,9 +97,13 @@ def twins() -> tuple[tuple[nn.Module, Tensor], tuple[nn.Module, Tensor]]:
 @every_dtype
 @pytest.mark.parametrize("place", ["around", "around, install()", "inside", "inside, breaks"])
 def test_compiled_program(dtype: torch.dtype, place: str, request: pytest.FixtureRequest) -> None:
-    """The graphs hold the calls of eager mode, so the values have the same bits."""
+    """The graphs hold the calls of eager mode, so the values have the same bits.
+
+    An earlier export changes nothing.
+    """
     (net, x), (twin, y) = twins()
     graphs = Graphs()
+    torch.export.export(Entering(net, dtype), (x,))
     options = {"backend": graphs.backend(), "fullgraph": "breaks" not in place}
     if place.startswith("inside"):
         expected = enters(net, x, dtype)
@@ -157,6 +170,8 @@ def raises(x: Tensor, weight: Tensor) -> Tensor:
 def test_failed_traces_leave_no_state(
     program: Callable[[Tensor, Tensor], Tensor], fullgraph: bool
 ) -> None:
+    """A trace that stops within a region leaves the state of autocast as it was."""
+
     def state() -> tuple[Any, ...]:
         devices = ("cpu", "cuda", amp_ext._C.REGION_MARK)
         return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
@@ -193,6 +208,7 @@ def test_region_object_entered_in_a_compiled_function(is_made_inside: bool) -> N
 
 @needs_a_compiler
 def test_inductor_function_that_enters_a_region() -> None:
+    """An inductor program has an FP32 gradient that is beyond FP16's range."""
     weight = torch.ones(3, 4, requires_grad=True)
 
     @torch.compile(backend="inductor", fullgraph=True)
@@ -207,6 +223,7 @@ def test_inductor_function_that_enters_a_region() -> None:
 
 
 def test_dynamic_shapes() -> None:
+    """A program of dynamic shapes is compiled for one row and for any number of rows."""
     net = nn.Linear(4, 3)
     graphs = Graphs()
     program = torch.compile(net, backend=graphs.backend(), fullgraph=True, dynamic=True)

@@ -81,21 +81,3 @@ def test_programs_load_without_amp_ext(
             save(model, inputs, kind, tmp_path / kind)
     command = [sys.executable, "-c", LOADS, *KINDS]
     subprocess.run(command, check=True, cwd=tmp_path)
-
-
-def test_compiled_programs_keep_our_products() -> None:
-    """An earlier export changes nothing for torch.compile."""
-    torch._dynamo.reset()
-    model = Net(amp_ext.autocast)
-    inputs = whole(3, 4), whole(3, 2, 3, 3)
-    torch.export.export(model, inputs)
-    ops: list[Any] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        ops.extend(node.target for node in graph.graph.nodes)
-        return graph.forward
-
-    from torch._dynamo.backends.common import aot_autograd
-
-    torch.compile(model, backend=aot_autograd(fw_compiler=backend), fullgraph=True)(*inputs)
-    assert ops.count(torch.ops.amp_ext.gemm.default) == 3

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,10 +37,14 @@ WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
     "eager": (lambda net, x: net, lambda net, x: net(x)),
     "checkpoint": (lambda net, x: net, lambda net, x: run_checkpoint(net, x, False)),
     "reentrant checkpoint": (lambda net, x: net, lambda net, x: run_checkpoint(net, x, True)),
+    "nested checkpoints": (
+        lambda net, x: net,
+        lambda net, x: run_checkpoint(partial(run_checkpoint, net, reentrant=False), x, False),
+    ),
     "traced": (lambda net, x: torch.jit.trace(net, x), lambda net, x: net(x)),
     "scripted": (lambda net, x: torch.jit.script(net), lambda net, x: net(x)),
 }
-CHECKPOINTS, SCRIPTS = ("checkpoint", "reentrant checkpoint"), ("traced", "scripted")
+CHECKPOINTS, SCRIPTS = [*WAYS][1:4], ("traced", "scripted")
 
 
 @pytest.fixture(params=["amp_ext.autocast", "install"])
@@ -127,8 +130,8 @@ def other_threads() -> None:
         thread.join()
 
 
-def both_kinds_of_regions(times: int) -> None:
-    operand = torch.ones(1, 1, requires_grad=True)
+def both_kinds_of_regions(times: int, makes_nodes: bool = True) -> None:
+    operand = torch.ones(1, 1, requires_grad=makes_nodes)
     for _ in range(times):
         for region in (torch.autocast, amp_ext.autocast):
             with region("cpu", dtype=FP16):
@@ -147,7 +150,10 @@ torch's regions to ours and back are distinguished, and older ones count as ours
 @pytest.mark.parametrize(("region", "between"), BETWEEN.values(), ids=BETWEEN)
 @pytest.mark.parametrize("way", CHECKPOINTS)
 def test_checkpoint_from_long_ago(way: str, region: Any, between: Callable[[], None]) -> None:
+    """A checkpoint is recomputed under its own kind of autocast after many other regions."""
+
     def run() -> list[Any]:
+        both_kinds_of_regions(3000, makes_nodes=False)
         net, x = perceptron(), torch.randn(3, 4, requires_grad=True)
         with region("cpu", dtype=FP16):
             loss = WAYS[way][1](net, x).float().sum()
@@ -159,19 +165,6 @@ def test_checkpoint_from_long_ago(way: str, region: Any, between: Callable[[], N
     with concurrent.futures.ThreadPoolExecutor(1) as pool:  # a thread without a history
         gemms, torchs = pool.submit(run).result()
     assert (gemms, torchs)[region is amp_ext.autocast] == 0
-
-
-def test_both_kinds_of_regions_without_nodes() -> None:
-    """Both kinds of regions work in a process without earlier nodes of autograd."""
-    program = """if True:
-        import torch, amp_ext
-        operand = torch.ones(1, 1)
-        for _ in range(3000):
-            for region in (torch.autocast, amp_ext.autocast):
-                with region("cpu", dtype=torch.float16):
-                    operand @ operand
-    """
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("way", CHECKPOINTS)
@@ -225,7 +218,7 @@ def test_checkpoint_repeated_after_uninstall() -> None:
 @every_dtype
 @pytest.mark.parametrize("way", SCRIPTS)
 def test_torchscript(way: str, dtype: torch.dtype, region: Any) -> None:
-    """TorchScript routes products, with roundings to 16 bits as under torch.autocast.
+    """TorchScript routes products within a region alone, and rounds to 16 bits as torch does.
 
     TorchScript casts by itself, biases included, and has formulas of its own for gradients once a
     program has run. Each of the two layers has two roundings of eps / 2 at most.
@@ -241,73 +234,18 @@ def test_torchscript(way: str, dtype: torch.dtype, region: Any) -> None:
         for one, other in zip(actual, expected, strict=True):
             assert one.dtype == other.dtype
             assert (one - other).norm() <= 4 * torch.finfo(dtype).eps / 2 * other.norm()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("way", SCRIPTS)
-def test_torchscript_leaves_nothing_behind(way: str) -> None:
-    """TorchScript programs that ran in a region run in full precision afterwards."""
-    net, x = perceptron(), torch.randn(3, 4)
-    program = WAYS[way][0](net, x)
     with torch.no_grad():
-        for _ in range(3):
-            with amp_ext.autocast("cpu", dtype=FP16):
-                assert program(x).dtype == FP16
         assert_same(program(x), net(x))
-        with torch.autocast("cpu", dtype=FP16), Seen() as seen:
+        with torch.autocast("cpu", dtype=dtype), Seen() as seen:
             program(x)
-    assert seen.gemms == 0
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x)[0]
-
-
-def convolutions() -> nn.Module:
-    pointwise = nn.Conv2d(5, 16, 1, bias=False), nn.BatchNorm2d(16), nn.Tanh()
-    return nn.Sequential(nn.Unflatten(2, (4, 4)), *pointwise, nn.Conv2d(16, 3, 3, padding=1))
-
-
-# Networks for an input [3, 5, 16], and how many of their products are routed in the forward pass.
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(16, 8)), 1),
-    "attention": (Attention, 2),
-    "transformer": (
-        lambda: nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True),
-        4,
-    ),
-    "convolutions": (convolutions, 1),
-}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks(name: str) -> None:
-    """Products of torch's modules are routed, twice more in backward, with FP32 gradients.
-
-    The result is near FP32's: fewer than 16 roundings to FP16 are on the way.
-    """
-    make, count = NETWORKS[name]
-    net, x = make(), torch.randn(3, 5, 16)
-    with Seen() as seen, amp_ext.autocast("cpu", dtype=FP16):
-        result = net(x)
-    assert seen.gemms >= count
-    exact = net(x)
-    assert (result - exact).norm() <= 16 * 2.0**-11 * exact.norm()
-    with seen:
-        result.float().square().mean().backward()
-    assert seen.gemms >= 3 * count - 1
-    assert {parameter.grad.dtype for parameter in net.parameters()} == {torch.float32}
+    assert (seen.gemms > 0) == (region is torch.autocast)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch itself
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("name", ["vmap", "grad", "jvp", "hessian"])
 def test_function_transforms_are_torchs(name: str) -> None:
+    """Within torch.func's transforms products are torch's, bit for bit."""
     weight, x = torch.randn(3, 4), torch.randn(5, 4)
 
     def loss(w: Tensor) -> Tensor:
@@ -342,6 +280,7 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("op", [F.linear, torch.matmul])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_other_kinds_of_tensors_are_torchs(make: Any, op: Any, place: str) -> None:
+    """Products of other kinds of tensors are torch's, or torch's errors."""
     outcomes = []
     for region in (amp_ext.autocast, torch.autocast):
         tensors = {"x": torch.ones(4, 4), "weight": torch.ones(4, 4)}

@@ -16,17 +16,10 @@ import torch
 from torch import Tensor
 
 import amp_ext
-from autocast_cases import Seen
+from autocast_cases import routed
 
 PROGRAM = Path(__file__).with_name("threads_program.py")
 FP16 = {"device_type": "cpu", "dtype": torch.float16}
-
-
-def routed() -> bool:
-    """Whether a product is, here and now."""
-    with Seen() as seen:
-        torch.ones(2, 4) @ torch.ones(4, 4)
-    return seen.gemms == 1
 
 
 def test_every_thread_has_its_own_regions() -> None:

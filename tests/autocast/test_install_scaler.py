@@ -40,6 +40,7 @@ LOOKUPS: dict[str, Callable[[], torch.amp.GradScaler]] = {
 
 @pytest.mark.parametrize("make", LOOKUPS.values(), ids=LOOKUPS)
 def test_every_way_to_make_one(make: Callable[[], torch.amp.GradScaler]) -> None:
+    """New scalers are amp_ext's and instances of torch's class, under any name of it."""
     before = make()
     torchs = type(before)
     amp_ext.install()
@@ -49,10 +50,7 @@ def test_every_way_to_make_one(make: Callable[[], torch.amp.GradScaler]) -> None
     for _ in range(2):
         assert isinstance(ours, amp_ext.GradScaler)
         assert isinstance(ours, torchs)
-        assert isinstance(before, torchs)
         assert type(before) is torchs
-        assert isinstance(ours, torch.amp.GradScaler)
-        assert issubclass(amp_ext.GradScaler, torch.amp.GradScaler)
         assert ours.state_dict() == before.state_dict()
         amp_ext.uninstall()
     assert type(make()) is torchs
@@ -76,6 +74,8 @@ def test_options_are_ours_until_uninstall() -> None:
 
 
 def test_subclasses_stay_as_they_are() -> None:
+    """Scalers of subclasses are what they were."""
+
     class Own(torch.amp.GradScaler):
         pass
 
@@ -86,6 +86,7 @@ def test_subclasses_stay_as_they_are() -> None:
 
 
 def test_copies_and_pickles_of_torchs_scaler_stay_torchs() -> None:
+    """A scaler that was torch's before install() has copies of torch's."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     text = pickle.dumps(scaler)
     amp_ext.install(scaler=True)

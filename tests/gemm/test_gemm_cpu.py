@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import _C, ops
+from cases import threads
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 DIRECT = 3  # a variant of the CPU backend
@@ -125,13 +126,10 @@ def test_few_rows_by_any_number_of_threads(m: int, trans_b: bool) -> None:
     """Few rows give equal results for any number of threads, though each cuts the columns anew."""
     a, b = torch.randn(m, 611).half(), torch.randn(611, 1100).half()
     stored = b.t().contiguous() if trans_b else b
-    threads, results = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
+    results = []
+    for count in (1, 2, 3):
+        with threads(count):
             results.append(ops.gemm(a, stored, trans_b=trans_b, out_dtype=FP32))
-    finally:
-        torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -140,18 +138,14 @@ def test_few_rows_by_any_number_of_threads(m: int, trans_b: bool) -> None:
 def test_a_long_sum_by_any_number_of_threads(adds: bool) -> None:
     """Threads add up a share of k each; more threads than shares of use have nothing to do."""
     a, b = torch.randint(-2, 3, (70, 1300)).half(), torch.randint(-2, 3, (1300, 33)).half()
-    threads, before = torch.get_num_threads(), torch.ones(70, 33)
-    try:
-        for count in (1, 2, 3, 40):
-            torch.set_num_threads(count)
-            c = before.clone()
+    for count in (1, 2, 3, 40):
+        c = torch.ones(70, 33)
+        with threads(count):
             if adds:
                 ops.gemm_accumulate_(c, a, b)
             else:
                 c.add_(ops.gemm(a, b, out_dtype=FP32))
-            assert torch.equal(c, before + a.float() @ b.float()), count
-    finally:
-        torch.set_num_threads(threads)
+        assert torch.equal(c, 1 + a.float() @ b.float()), count
 
 
 @pytest.mark.parametrize("m", [4, 64])

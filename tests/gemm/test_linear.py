@@ -62,6 +62,7 @@ def test_is_one_product_without_copies(executor: Executor) -> None:
 
 @against_oracle
 def test_dynamic_shapes_compile_once(executor: Executor) -> None:
+    """A dynamic program of linear is compiled once for any number of rows."""
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(ops.linear, backend=counter, dynamic=True, fullgraph=True)

@@ -111,10 +111,16 @@ class Training:
                 "state": [optimizer.state_dict()["state"] for optimizer in self.optimizers],
                 "scaler": self.scaler.state_dict(),
                 "grads": grads,
-                "skipped": [self.scaler.get_skipped_steps(), self.scaler.step_was_skipped],
-                "in a row": getattr(self.scaler._numbers, "consecutive_skips", None),
+                **self.counts_of_scaler(),
             }
         )
+
+    def counts_of_scaler(self) -> dict[str, Any]:
+        scaler = self.scaler
+        if not isinstance(scaler, amp_ext.GradScaler):
+            return {}
+        in_a_row = getattr(scaler._numbers, "consecutive_skips", None)
+        return {"skips": [scaler.get_skipped_steps(), scaler.step_was_skipped, in_a_row]}
 
 
 def batch(device: str, number: int, size: int = 8, overflow: bool = False) -> tuple[Tensor, Tensor]:
@@ -318,18 +324,11 @@ def test_overflow_report(device: str) -> None:
 @every_device
 def test_torchs_scaler(device: str) -> None:
     """torch's scaler takes the same steps by replays."""
-    states = []
-    for graphs in (False, True):
-        training = Training(device, max_norm=None)
+    trainings = eager, graphed = Training(device, max_norm=None), Training(device, max_norm=None)
+    for training in trainings:
         training.scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=3)
-        step = training.graphed() if graphs else training.eager
-        for number in range(STEPS):
-            step(*batch(device, number, overflow=number in (1, 5)))
-        optimizers = [optimizer.state_dict()["state"] for optimizer in training.optimizers]
-        states.append(
-            plain([training.model.state_dict(), optimizers, training.scaler.state_dict()])
-        )
-    assert states[0] == states[1]
+    batches = (batch(device, number, overflow=number in (1, 5)) for number in range(STEPS))
+    assert_same_steps(eager, graphed, graphed.graphed(), *batches)
 
 
 @every_device

@@ -52,6 +52,13 @@ class Seen(TorchDispatchMode):
         return self.ops.count(aten._to_copy.default)
 
 
+def routed() -> bool:
+    """Return whether a product is routed, here and now."""
+    with Seen() as seen:
+        torch.ones(2, 4) @ torch.ones(4, 4)
+    return seen.gemms == 1
+
+
 @dataclass(frozen=True)
 class Form:
     """A way to write a product that is linear in each of its tensors.
@@ -87,9 +94,21 @@ class Form:
         addends = [tensor.detach().to(dtype if torchs else tensor.dtype) for tensor in tensors]
         return operands + [addend.double() for addend in addends[count:]]
 
-    def absolute(self) -> Mapping[str, float]:
-        """Return the scalars' magnitudes."""
-        return {name: abs(value) for name, value in self.scalars.items()}
+    def bounds(
+        self,
+        compute: Callable[..., Any],
+        tensors: Sequence[Tensor],
+        dtype: torch.dtype,
+        *others: Any,
+    ) -> list[Any]:
+        """Return `compute` of the values in fp64, of their magnitudes, and of ones: the terms."""
+        values, others = self.rounded(tensors, dtype), [other.double() for other in others]
+        magnitudes = {name: abs(value) for name, value in self.scalars.items()}
+        return [
+            compute(values, self.scalars, *others),
+            compute([value.abs() for value in values], magnitudes, *[o.abs() for o in others]),
+            compute([*map(torch.ones_like, values)], {}, *map(torch.ones_like, others)),
+        ]
 
 
 def addmm(a: Tensor, b: Tensor, addend: Tensor, **scalars: float) -> Tensor:
@@ -151,6 +170,10 @@ FORMS: dict[str, Form] = {
     "baddbmm, row": Form(baddbmm, [(2, 3, 33), (2, 33, 5)], [(5,)]),
     "baddbmm, shared": Form(baddbmm, [(2, 3, 33), (2, 33, 5)], [(3, 5)]),
     "baddbmm, a row each": Form(baddbmm, [(2, 3, 33), (2, 33, 5)], [(2, 1, 5)], HALF),
+    "linear, k = 0": Form(F.linear, [(3, 0), (5, 0)], [(5,)]),
+    "addmm, k = 0": Form(addmm, [(3, 0), (0, 5)], [(5,)], HALF),
+    "bmm, no matrices": Form(torch.bmm, [(0, 3, 33), (0, 33, 5)]),
+    "mm, negative view": Form(lambda a, b: a.mm(torch._neg_view(b)), [(3, 33), (33, 5)]),
     "einsum ij,jk->ik": Form(lambda a, b: torch.einsum("ij,jk->ik", a, b), [(3, 33), (33, 5)]),
     "einsum ij,kj": Form(lambda a, b: torch.einsum("ij,kj", a, b), [(3, 33), (5, 33)]),
     "einsum bhid,bhjd->bhij": Form(
@@ -163,6 +186,7 @@ FORMS: dict[str, Form] = {
     "conv2d": Form(F.conv2d, [IMAGE, KERNEL]),
     "conv2d, bias": Form(F.conv2d, [IMAGE, KERNEL], [(5,)]),
     "conv2d, unbatched": Form(F.conv2d, [(33, 4, 6), KERNEL], [(5,)]),
+    "conv2d, no images": Form(F.conv2d, [(0, 33, 4, 6), KERNEL]),
     "conv2d, one pixel": Form(F.conv2d, [(2, 33, 1, 1), KERNEL], [(5,)]),
     "conv2d, one channel": Form(F.conv2d, [(2, 1, 4, 6), (1, 1, 1, 1)]),
     "conv2d, channels_last": Form(F.conv2d, [IMAGE, KERNEL], layout=channels_last),

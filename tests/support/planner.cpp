@@ -28,15 +28,10 @@ const char* gemm_tile(bool sm90, int tile) {
   return text.c_str();
 }
 
-// 0 where there is no such way to cut a product.
-int64_t gemm_variant(bool sm90, int tile, int64_t splits) {
-  return variant_of(GemmTileChoice{sm90, tile, splits});
-}
-
-// The plan of dense 16-bit matrices in words, null without a plan. `cycles` receives its predicted
-// time.
+// The plan of dense 16-bit matrices in words, with a tile of sm_90a if it is not -1. `cycles`
+// receives its predicted time.
 const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_b, bool fp32_out,
-                      int multiprocessors, bool sm90, int64_t variant, double* cycles) {
+                      int multiprocessors, bool sm90, int tile, int64_t splits, double* cycles) {
   GemmArgs g{};
   g.batch = g.terms = 1;
   g.m = m;
@@ -46,8 +41,7 @@ const char* gemm_plan(int64_t m, int64_t n, int64_t k, bool trans_a, bool trans_
   g.a = dense(m, k, trans_a, DType::f16);
   g.b = dense(k, n, trans_b, DType::f16);
   g.out = dense(m, n, false, fp32_out ? DType::f32 : DType::f16);
-  g.variant = variant;
-  if (!can_run_sm80(g)) return nullptr;
+  if (tile >= 0) g.variant = variant_of(GemmTileChoice{true, tile, splits});
   const GemmDevice device{multiprocessors, sm90};
   const GemmCandidate best = choose(g, device);
   static thread_local std::string text;

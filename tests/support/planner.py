@@ -9,6 +9,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import subprocess
 from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_int64
 from pathlib import Path
@@ -36,54 +37,40 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.gemm_tile.argtypes = [c_bool, c_int]
     library.gemm_tile.restype = c_char_p
-    library.gemm_variant.argtypes = [c_bool, c_int, c_int64]
-    library.gemm_variant.restype = c_int64
     sizes, flags, cycles = [c_int64] * 3, [c_bool] * 3, POINTER(c_double)
-    library.gemm_plan.argtypes = [*sizes, *flags, c_int, c_bool, c_int64, cycles]
+    library.gemm_plan.argtypes = [*sizes, *flags, c_int, c_bool, c_int, c_int64, cycles]
     library.gemm_plan.restype = c_char_p
     return library
 
 
 def gemm_tiles(sm90: bool) -> list[str]:
-    """The tiles of gemm_sm90_kernel, or of gemm_kernel, in words, by their number."""
+    """Return the tiles of gemm_sm90_kernel, or of gemm_kernel, in words, by their number."""
     tiles: list[str] = []
     while text := _library().gemm_tile(sm90, len(tiles)):
         tiles.append(text.decode())
     return tiles
 
 
-class Forced(NamedTuple):
-    """A tile, and how it cuts the product: as amp_ext._C.force_gemm_tile takes it."""
-
-    tile: int
-    splits: int = 1
-    sm90: bool = True
-
-    @property
-    def variant(self) -> int:
-        """The number of the variant in the CUDA backend.
-
-        Raises:
-            ValueError: there is no such tile, or it cannot be cut like this.
-        """
-        if not (variant := _library().gemm_variant(self.sm90, self.tile, self.splits)):
-            raise ValueError(f"the CUDA gemm has no {self}")
-        return variant
-
-
 class Plan(NamedTuple):
-    """How the CUDA gemm multiplies.
-
-    Attributes:
-        text: in words.
-        cycles: that it is predicted to take.
-    """
+    """A plan of the CUDA gemm in words, with its numbers and predicted cycles."""
 
     text: str
     cycles: float
+    tile: tuple[int, int, int]
+    tiles: tuple[int, int]
+    group: int
+    blocks: int
+
+    @property
+    def sm90(self) -> bool:
+        return self.text.startswith("sm90")
+
+    @property
+    def is_split(self) -> bool:
+        return re.search(r"\d+ splits", self.text) is not None
 
 
-def gemm_plan(
+def plan(
     m: int,
     n: int,
     k: int,
@@ -92,20 +79,18 @@ def gemm_plan(
     fp32_out: bool = False,
     multiprocessors: int = 132,
     sm90: bool = True,
-    forced: Forced | None = None,
+    tile: int = -1,
+    splits: int = 1,
 ) -> Plan:
-    """How dense 16-bit matrices are multiplied.
-
-    Raises:
-        ValueError: the kernels cannot multiply matrices of these sizes.
-    """
-    if layout not in ("NN", "NT", "TN", "TT") or min(m, n, k, multiprocessors - 1) < 0:
-        raise ValueError(f"expected a layout and sizes, got {m}, {n}, {k}, {layout}")
+    """Return the plan of dense 16-bit matrices, with a tile of sm_90a if it is not -1."""
     transposed = (layout[0] == "T", layout[1] == "T")
-    variant = forced.variant if forced else 0
     cycles = c_double()
-    where = (multiprocessors, sm90, variant, ctypes.byref(cycles))
-    text = _library().gemm_plan(m, n, k, *transposed, fp32_out, *where)
-    if text is None:
-        raise ValueError(f"the kernels cannot compute {m}x{n}x{k}")
-    return Plan(text.decode(), cycles.value)
+    how = (fp32_out, multiprocessors, sm90, tile, splits, ctypes.byref(cycles))
+    text = _library().gemm_plan(m, n, k, *transposed, *how).decode()
+
+    def numbers(pattern: str) -> tuple[int, ...]:
+        return tuple(int(x) for x in re.findall(pattern, text)[0])
+
+    tile_sizes, tiles = numbers(r"tile (\d+)x(\d+)x(\d+)"), numbers(r"(\d+)x(\d+) tiles")
+    rest = numbers(r"groups of (\d+) rows; (\d+) blocks")
+    return Plan(text, cycles.value, tile_sizes, tiles, *rest)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from gemm_kernel_cases import (
     placed,
     product,
 )
-from planner import Forced, gemm_plan, gemm_tiles
+from planner import gemm_tiles, plan
 from ptx_backend.backend import Ptx
 
 
@@ -29,37 +28,11 @@ from ptx_backend.backend import Ptx
 @pytest.mark.parametrize("sm90", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_every_plan_computes_each_step_once_and_fits(ptx: Ptx, seed: int, sm90: bool) -> None:
+    """Plans of random products keep the invariants of ptx_backend/plans.cpp."""
     assert ptx.check_plans(seed, sm90) == ""
 
 
 # ---- choices -----------------------------------------------------------------------------------
-
-
-class Plan(NamedTuple):
-    text: str
-    tile: tuple[int, int, int]
-    tiles: tuple[int, int]
-    group: int
-    blocks: int
-
-    @property
-    def sm90(self) -> bool:
-        return self.text.startswith("sm90")
-
-    @property
-    def is_split(self) -> bool:
-        return re.search(r"\d+ splits", self.text) is not None
-
-
-def plan(m: int, n: int, k: int, layout: str = "NN", **options: Any) -> Plan:
-    text = gemm_plan(m, n, k, layout, **options).text
-
-    def numbers(pattern: str) -> tuple[int, ...]:
-        return tuple(int(x) for x in re.findall(pattern, text)[0])
-
-    tile = numbers(r"tile (\d+)x(\d+)x(\d+)")
-    group, blocks = numbers(r"groups of (\d+) rows; (\d+) blocks")
-    return Plan(text, tile, numbers(r"(\d+)x(\d+) tiles"), group, blocks)
 
 
 LARGE = {(256, 128), (128, 128)}
@@ -85,6 +58,7 @@ def test_choices_for_sm80(
 
 
 def test_the_gradient_of_a_small_weight_is_split() -> None:
+    """Few tiles with many steps are split among most multiprocessors."""
     found = plan(512, 512, 65536, "TN", fp32_out=True)
     assert found.sm90 and found.is_split and found.blocks >= 0.7 * 132, found
 
@@ -129,10 +103,10 @@ def test_predictions_are_near_measurements(product: tuple[int, int, int, str]) -
     options = {"fp32_out": layout == "TN"}
     rates = MEASURED[product]
     for tile, rate in rates.items():
-        cycles = gemm_plan(m, n, k, layout, **options, forced=Forced(tile)).cycles
+        cycles = plan(m, n, k, layout, **options, tile=tile).cycles
         predicted = 2 * m * n * k / (cycles / 1.6e9) / 1e12  # at the clock of its power limit
         assert 0.88 <= predicted / rate <= 1.12, f"{tile}: {predicted:.0f} TFLOP/s, not {rate}"
-    text = gemm_plan(m, n, k, layout, **options).text
+    text = plan(m, n, k, layout, **options).text
     chosen = next(i for i, tile in enumerate(gemm_tiles(sm90=True)) if text.startswith(tile))
     assert rates[chosen] >= 0.97 * max(rates.values()), text
 
@@ -142,28 +116,17 @@ def test_predictions_are_near_measurements(product: tuple[int, int, int, str]) -
 
 def test_a_forced_tile() -> None:
     """A forced tile computes every product that it can, with at most as many splits as steps."""
-    forced = Forced(4, splits=2)
-    text = gemm_plan(4096, 4096, 4096, "NT", forced=forced).text
-    assert text.startswith("sm90 tile 64x256x64, ping-pong") and " 2 splits" in text
-    assert "sm90" not in gemm_plan(4096, 4096, 4096, "NT", sm90=False, forced=forced).text
-    assert "splits" not in gemm_plan(64, 64, 64, forced=forced).text
+    found = plan(4096, 4096, 4096, "NT", tile=4, splits=2)
+    assert found.text.startswith("sm90 tile 64x256x64, ping-pong") and " 2 splits" in found.text
+    assert not plan(4096, 4096, 4096, "NT", sm90=False, tile=4, splits=2).sm90
+    assert not plan(64, 64, 64, tile=4, splits=2).is_split
 
 
 @pytest.mark.parametrize("wrong", [(99, 1), (-1, 1), (0, 0), (0, 256)])
 def test_no_such_tile(wrong: tuple[int, int]) -> None:
+    """A tile or a number of splits that does not exist is an error."""
     with pytest.raises(ValueError, match=f"the CUDA kernels have no tile {wrong[0]} for sm_"):
         _C.force_gemm_tile(*wrong)
-
-
-def test_each_tile_is_there() -> None:
-    count = {sm90: len(gemm_tiles(sm90)) for sm90 in (False, True)}
-    if _C.cuda_built():
-        assert count == {sm90: _C.gemm_tile_count(sm90=sm90) for sm90 in (False, True)}
-        assert _C.force_gemm_tile(count[True] - 1, 3) is None
-    _C.force_gemm_tile(None)
-    every = [Forced(tile, sm90=sm90) for sm90 in count for tile in range(count[sm90])]
-    cut = [Forced(0, splits=2), Forced(0, splits=3)]
-    assert len({forced.variant for forced in (*every, *cut)}) == len(every) + len(cut)
 
 
 # ---- limits of the kernels ---------------------------------------------------------------------
@@ -199,6 +162,7 @@ def side(dtype: torch.dtype = FP16, by_rows: bool = True, aligned: bool = True) 
     ids=lambda fields: "-".join(fields),
 )
 def test_not_for_the_kernels(ptx: Ptx, fields: dict[str, Any]) -> None:
+    """Operands that the kernels do not read are computed without a launch."""
     assert ptx.cost(compute, small(**fields)).launches == 0
 
 
@@ -233,5 +197,6 @@ FOR_SM90: dict[str, Callable[[], Product]] = {
 @pytest.mark.ptx
 @pytest.mark.parametrize("name", [*NOT_FOR_SM90, *FOR_SM90])
 def test_for_sm90(ptx: Ptx, name: str) -> None:
+    """Products are right, and the kernel for sm_90a takes those whose memory TMA can address."""
     check((NOT_FOR_SM90 | FOR_SM90)[name](), sm90=True)
     assert ptx.plan().startswith("sm90") == (name in FOR_SM90)
