@@ -74,6 +74,7 @@ class Elements(Seen):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+@pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
     ("product", "count"),
     [
@@ -82,9 +83,11 @@ class Elements(Seen):
     ],
     ids=["a part", "expanded"],
 )
-def test_an_operand_is_cast_without_what_the_product_does_not_use(product: Any, count: int) -> None:
+def test_an_operand_is_cast_without_what_the_product_does_not_use(
+    product: Any, count: int, grad: bool
+) -> None:
     """A part of a large weight is cast alone, and an expanded operand before it is expanded."""
-    x, table = (torch.ones(s, requires_grad=True) for s in ((1, 3, 2, 4), (1000, 4)))
+    x, table = (torch.ones(s, requires_grad=grad) for s in ((1, 3, 2, 4), (1000, 4)))
     with region(), Elements() as seen:
         product(x, table)
     assert seen.count == count

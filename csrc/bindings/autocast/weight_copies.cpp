@@ -160,7 +160,7 @@ at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   if (tensor.scalar_type() == type) return tensor;
   // torch's own conversion would read memory that has been freed.
   if (has_memory(tensor)) checked_memory("autocast", "an operand", tensor, Access::read);
-  if (needs_no_gradient(tensor)) return tensor.to(type);
+  if (needs_no_gradient(tensor)) return copy_of(tensor, type);
   if (const auto cache = copies_for(tensor)) return cache->of(tensor, type);
   return with_gradient_edge(tensor, copy_of(tensor, type));
 }
