@@ -302,8 +302,7 @@ class KernelStep(Optimizer):
             state = self.state.get(param, {})
             for name, value in saved["state"].get(index, {}).items():
                 if name in KEPT and isinstance(value, Tensor):
-                    dtype = torch.float32 if name == MASTER else self._moment_dtype(name, param)
-                    state[name] = value.to(param.device, dtype)
+                    state[name] = value.to(param.device, self._moment_dtype(name, param))
             if not self._storage.master_weights:
                 state.pop(MASTER, None)  # it would be out of date after the next step
 

@@ -89,7 +89,7 @@ class LossScale:
         if not is_launched:
             self.last_found_inf.copy_(self.found_inf)
             self.found_inf.zero_()
-            self.sync(scale)
+            self.sync(scale)  # here, for replays of a captured update
         self._is_flag_taken = False
         overflow_flags, limit_flags, device = [], [], self.scale.device
         for state in states:
