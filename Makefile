@@ -27,8 +27,8 @@ help: ## this list
 demo: .venv/built ## train a small network with and without amp_ext; writes demo.png
 	.venv/bin/python bench/demo.py
 
-test: .venv/built ## the test suite, without what only combines the same cases or takes long
-	.venv/$(PYTEST) -m "not full" tests
+test: .venv/built ## the tests, without compiled CUDA kernels and what only combines cases or takes long
+	.venv/$(PYTEST) -m "not full" -k "not ptx and not cudasim and not probe" tests
 
 check: lint docs cuda-check test-trainers all-tests hostile ## everything that needs no GPU; needs nvcc
 
