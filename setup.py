@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parent
 CPU_LIBRARY, CUDA_LIBRARY = "libamp_ext_cpu.so", "libamp_ext_cuda.so"
 DEFAULT_ARCHES = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
 
-# The fewer units, the fewer times torch's headers are read; these compile at once.
+# Units compile in parallel, and each reads torch's headers once.
 MODULE_UNITS = 2
 
 # Compiled once per instruction set; which one runs is decided at run time.
@@ -173,7 +173,7 @@ def abi() -> str:
 
 
 def identity() -> list[str]:
-    """Flags of the files in which a library says what it is, or is asked."""
+    """Flags by which a library says what it is, and is asked."""
     return [f'-DAMP_EXT_ABI="{abi()}"', f'-DAMP_EXT_VERSION="{version()}"']
 
 
@@ -209,7 +209,7 @@ def cuda_runtime(folders: list[Path]) -> str:
 
 
 def module_units(torch_dir: Path, cuda: list[Path]) -> list[Unit]:
-    """Return the units of amp_ext._C. `cuda` has the cuda_folders of a CUDA build."""
+    """Return the units of amp_ext._C. `cuda` lists the cuda_folders of a CUDA build."""
     # at::parallel_for is serial without -fopenmp. GCC 12 takes reads in torch's headers for writes
     # past an end.
     flags = [*host_flags(), "-Wno-stringop-overflow", "-fopenmp", "-Icsrc/bindings"]
@@ -218,10 +218,10 @@ def module_units(torch_dir: Path, cuda: list[Path]) -> list[Unit]:
     flags += [f"-isystem{path}" for path in system]
     flags += identity()
     left_out = Path("csrc/bindings/backends", "none.cpp" if cuda else "cuda.cpp")
-    sources = sorted(path for path in Path("csrc/bindings").rglob("*.cpp") if path != left_out)
+    sources = sorted(Path("csrc/bindings").rglob("*.cpp"))
     units = []
     for number in range(MODULE_UNITS):
-        *before, last = sources[number::MODULE_UNITS]
+        *before, last = (path for path in sources[number::MODULE_UNITS] if path != left_out)
         own = [f"-include{file}" for file in before]
         units.append((last, f"csrc/bindings{number}.o", [*flags, *own]))
     return units

@@ -34,8 +34,8 @@ LINES = {  # each narrower than the lines it may cover
     "torch.amp FP16": {"color": plot.COLOURS["torch"], "linewidth": 2.2, "linestyle": "--"},
     "amp_ext FP16": {"color": plot.COLOURS["amp_ext"], "linewidth": 1.2},
 }
-# Pixels per side, and steps under torch.amp: its FP16 convolutions are slow on a CPU, 1 to 5 s a
-# step at 64 x 64 pixels on two cores.
+# Pixels per side, and steps under torch.amp: its FP16 convolutions are slow on a CPU. Three steps
+# at 64 x 64 pixels take up to 15 s on two cores.
 SIZES = {"cuda": 512, "cpu": 64}
 TORCH_STEPS = {"cuda": 500, "cpu": 3}
 

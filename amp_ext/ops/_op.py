@@ -70,7 +70,8 @@ def op(*writes: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         for key in ("Negative", "Conjugate") if writes else ():
             _definitions.impl(name, torch.library.fallthrough_kernel, key)
         registered = getattr(torch.ops.amp_ext, name)
-        # If two threads resolve an overload first, torch may keep a pointer to the one it frees.
+        # Resolve the overload now. Two threads that resolve it at once would each make one, and
+        # torch may keep a pointer to the freed one.
         registered.default  # noqa: B018
 
         @wraps(function)

@@ -148,7 +148,8 @@ def interleaving(seed: int) -> None:
 
 
 def interleavings(count: int) -> None:
-    # If threads resolve an overload at once, torch may use one that it has freed.
+    # Resolve torch's overloads. Threads that resolve one at once would each make one, and torch may
+    # keep a pointer to a freed one.
     with InCasts(int, int), torch.no_grad():
         for low in (FP16, torch.bfloat16):
             run(network(), low)

@@ -249,6 +249,16 @@ def test_second_derivatives_far_out(
     assert second[2].isnan()
 
 
+@against_oracle
+@every_curved
+def test_derivatives_where_float16_overflows(executor: Executor, activation: str) -> None:
+    """Derivatives have their limits where a saved pre-activation is infinite, unlike its sum."""
+    x = torch.tensor([[200.0], [-200.0]], dtype=FP16, device=executor.device).requires_grad_()
+    weight = torch.full_like(x[:1], 400.0)
+    (grad,) = torch.autograd.grad(ops.linear(x, weight, activation=activation).sum(), x)
+    assert grad.tolist() == [[400.0], [0.0]]
+
+
 @every_executor
 def test_relu_stops_what_is_not_finite(executor: Executor) -> None:
     """relu stops non-finite values as torch's threshold_backward does: 0 * inf makes no NaN."""

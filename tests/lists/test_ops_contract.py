@@ -104,7 +104,7 @@ def test_modes_and_subclasses_see_calls() -> None:
 
 
 def test_importing_resolves_overloads() -> None:
-    """No two threads resolve an overload at once: torch would use the one that it has freed."""
+    """An import resolves all overloads: threads that resolve one at once would each make one."""
     left = programs.output("""
         import torch, amp_ext
         names = torch._C._dispatch_get_all_op_names()

@@ -260,7 +260,11 @@ struct Routes {
       a_whole[dims - d] = matrix || left != 1 ? left : right;
       b_whole[dims - d] = matrix || right != 1 ? right : left;
     }
-    return low_gemm(a.expand_symint(a_whole), b.expand_symint(b_whole));
+    const auto expanded = [](const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
+      return lowered_view(tensor, at::autocast::get_autocast_dtype(kDevice),
+                          [&](const at::Tensor& each) { return each.expand_symint(sizes); });
+    };
+    return gemm(expanded(a, a_whole), expanded(b, b_whole), {});
   }
 
   static bool is_matrix_product(const at::Tensor& x, const at::Tensor& weight,

@@ -21,15 +21,10 @@
 namespace amp_ext {
 namespace {
 
-// Returns a copy without a history of its own. An expanded tensor is copied before its expansion.
+// Returns a copy without a history of its own.
 at::Tensor copy_of(const at::Tensor& tensor, at::ScalarType type) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  at::Tensor distinct = tensor;
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.sym_stride(d) == 0 && tensor.sym_size(d) > 1) distinct = distinct.narrow(d, 0, 1);
-  }
-  const at::Tensor copy = at::_to_copy(distinct, type);
-  return distinct.is_same(tensor) ? copy : copy.expand_symint(tensor.sym_sizes());
+  return at::_to_copy(tensor, type);
 }
 
 // Returns the copy. Its gradient is passed on to the original.
@@ -160,7 +155,7 @@ at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type) {
   if (tensor.scalar_type() == type) return tensor;
   // torch's own conversion would read memory that has been freed.
   if (has_memory(tensor)) checked_memory("autocast", "an operand", tensor, Access::read);
-  if (needs_no_gradient(tensor)) return copy_of(tensor, type);
+  if (needs_no_gradient(tensor)) return tensor.to(type);
   if (const auto cache = copies_for(tensor)) return cache->of(tensor, type);
   return with_gradient_edge(tensor, copy_of(tensor, type));
 }

@@ -105,7 +105,7 @@ struct LayersBackward final : torch::autograd::Node {
 
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    release();
+    reset_saved();
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -130,8 +130,9 @@ struct LayersBackward final : torch::autograd::Node {
     if (grad.defined() && wants_hidden) to_result = layers[last].weight.unpack();
     if (wanted(weight_of(0)) || (is_gated && wanted(weight_of(1)))) entered = x.unpack();
     for (size_t i = 0; i < last && wanted(kX); ++i) to_inner[i] = layers[i].weight.unpack();
-    // As of one node for each layer, tensors are freed after their last use.
-    if (!torch::autograd::get_current_graph_task_keep_graph()) release();
+    // Free tensors after their last use, as separate nodes for the layers would.
+    const bool is_running = torch::autograd::get_current_node().get() == this;
+    if (is_running && !torch::autograd::get_current_graph_task_keep_graph()) reset_saved();
 
     variable_list results(1 + 2 * (last + 1));
     if (grad.defined() && wanted(bias_of(last)))
@@ -182,6 +183,7 @@ struct LayersBackward final : torch::autograd::Node {
     }
 
     for (at::Tensor* const used : {&at_point, &other, &to_result}) used->reset();
+    grads.clear();
     for (size_t i = 0; i < last; ++i) {
       if (!inner[i].defined()) continue;
       if (wanted(bias_of(i))) {
@@ -195,6 +197,7 @@ struct LayersBackward final : torch::autograd::Node {
         if (results[kX].defined()) options.c = results[kX];
         results[kX] = gemm(inner[i], to_inner[i], options);
       }
+      inner[i].reset();
     }
     return results;
   }
@@ -206,7 +209,8 @@ struct LayersBackward final : torch::autograd::Node {
   std::array<Saved, 3> layers;
 
  private:
-  void release() {
+  // The caller holds mutex_.
+  void reset_saved() {
     for (SavedVariable* saved : {&x, &point, &second}) saved->reset_data();
     for (Saved& layer : layers) layer.weight.reset_data();
   }
