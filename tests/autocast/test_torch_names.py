@@ -35,6 +35,22 @@ def test_names_and_arguments(ours: Any, torchs: Any) -> None:
         assert arguments(getattr(ours, name)) == arguments(getattr(torchs, name)), name
 
 
+@every_pair
+def test_disable_themselves_as_torchs(ours: Any, torchs: Any) -> None:
+    """Regions and scalers have torch's states and warnings: "cuda" is disabled without a GPU."""
+    results = []
+    for package in (ours, torchs):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            scaler, region = package.GradScaler(4.0), package.autocast(True, torch.bfloat16, False)
+            with region:
+                enabled = [torch.is_autocast_enabled(device_type) for device_type in PAIRS]
+        said = {(w.category, str(w.message)) for w in caught if w.category is not FutureWarning}
+        attributes = region.device, region.fast_dtype, region._enabled, region._cache_enabled
+        results.append((said, scaler.is_enabled(), enabled, attributes))
+    assert results[0] == results[1]
+
+
 def enters(x: Tensor, weight: Tensor) -> Tensor:
     with amp_ext.cpu.amp.autocast(dtype=FP16):
         return F.linear(x, weight)

@@ -99,7 +99,7 @@ def test_unsafe_call_ends_a_global_capture(
     assert call("cudaStreamBeginCapture", stream_of(stream), mode) == SUCCESS
     run = partial(relaxed, body) if is_relaxed else body
     with ThreadPoolExecutor() as pool:
-        error = pool.submit(run).result() if in_thread else run()
+        error = pool.submit(run).result(60) if in_thread else run()
     captured = call("cudaStreamEndCapture", stream_of(stream), ctypes.byref(graph))
     if captured == SUCCESS:
         call("cudaGraphDestroy", graph)

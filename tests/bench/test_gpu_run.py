@@ -13,7 +13,6 @@ import gpu
 import small_case
 from harness.registry import OPS
 
-ROOT = Path(__file__).resolve().parents[2]
 SLEEPS = "import time; print('begun', flush=True); time.sleep(60)"
 
 

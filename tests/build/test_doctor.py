@@ -110,11 +110,25 @@ def test_broken_op(
     assert said.count("FAIL  ") == (2 if torch.cuda.is_available() else 1)
 
 
+def checks_alone(self: amp_ext.GradScaler, optimizer: Any) -> None:
+    if self.is_enabled():
+        self._check_inf_per_device(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "broken"),
+    [(amp_ext, "autocast", torch.autocast), (amp_ext.GradScaler, "step", checks_alone)],
+    ids=["autocast", "step"],
+)
 def test_broken_training(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Any,
+    name: str,
+    broken: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Weight gradients in FP16, as torch's, count as broken."""
-    monkeypatch.setattr(amp_ext, "autocast", torch.autocast)
+    """Weight gradients in FP16, as torch's, and gradients left scaled count as broken."""
+    monkeypatch.setattr(place, name, broken)
     assert doctor.main() == 1
     assert "  FAIL  training step on cpu: the result differs" in capsys.readouterr().out
 

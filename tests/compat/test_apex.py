@@ -370,8 +370,9 @@ def test_states_of_apex_and_of_grad_scalers() -> None:
     """States convert both ways, and another number of losses is a warning."""
     states = from_grad_scaler(*({"scale": 2.0**i, "_growth_tracker": i} for i in range(3)))
     amp.initialize(*new(), num_losses=2, verbosity=0)
-    with pytest.warns(UserWarning, match=r"of 3 losses, .* num_losses=2: the first"):
+    with pytest.warns(UserWarning, match=r"of 3 losses, .* num_losses=2: the first") as warned:
         amp.load_state_dict(states)
+    assert [warning.filename for warning in warned] == [__file__]
     assert amp.state_dict() == {key: states[key] for key in ("loss_scaler0", "loss_scaler1")}
     for other in (amp_ext.GradScaler("cpu"), torch.amp.GradScaler("cpu")):
         other.load_state_dict(to_grad_scaler(states["loss_scaler1"]))

@@ -141,6 +141,9 @@ AFTERWARDS: dict[str, Callable[[Space], Any]] = {
 }
 
 
+assert AFTERWARDS.keys() <= PROGRAMS.keys()
+
+
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "Recipes"])
 def test_every_program_skips_an_overflow(

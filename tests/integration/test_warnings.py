@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import amp_ext
-from amp_ext import ops
+from amp_ext import ops, verify
 
 
 def test_the_place_of_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,4 +22,10 @@ def test_the_place_of_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["amp_ext.tune"], "_right_candidates", broken)
     with pytest.warns(match="out of registers") as warned, amp_ext.tune():
         ops.gemm(torch.ones(300, 40), torch.ones(40, 50))
-    assert {Path(warning.filename).name for warning in warned} == {Path(__file__).name}
+    failed = {"none update_scale": verify.Result("out of registers", "")}
+    monkeypatch.setenv("AMP_EXT_VERIFY", "1")
+    monkeypatch.setattr(verify, "known", lambda device: failed)
+    monkeypatch.setattr(verify, "_warned", set())
+    with pytest.warns(match="cannot run on cpu: out of registers") as others:
+        assert not verify.may_run("none", "update_scale", "cpu", False)
+    assert {Path(w.filename).name for w in (*warned, *others)} == {Path(__file__).name}

@@ -109,10 +109,12 @@ def test_pickle_of_a_disabled_scaler() -> None:
 
 FAKE = FakeTensorMode().from_tensor(torch.ones(()))
 BAD_ENTRIES = [
+    ("scale", -1e39),
     *(("scale", value) for value in (1e39, 10**400, "1.0", 1j, torch.ones(2), torch.ones(2, 1))),
     *(("growth_factor", value) for value in (None, FAKE, torch.ones((), device="meta"))),
-    *(("growth_interval", value) for value in (2**63, 1.5, math.nan)),
-    *(("_growth_tracker", value) for value in (2**31, -math.inf, torch.tensor(0.5))),
+    ("backoff_factor", -(10**400)),
+    *(("growth_interval", value) for value in (2**63, -(2**63) - 1, 1.5, math.nan)),
+    *(("_growth_tracker", value) for value in (2**31, -(2**31) - 1, torch.tensor(0.5))),
     *(("amp_ext", value) for value in ("words", None)),
     *(("amp_ext", {"skipped_steps": value}) for value in (-1, 2**63)),
     ("amp_ext", {"hysteresis": 0}),

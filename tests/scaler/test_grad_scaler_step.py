@@ -16,6 +16,7 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 import amp_ext.optim
 from fake_cuda import recorder
 from twins import (
+    KINDS,
     OURS,
     THEIRS,
     ScalerClass,
@@ -359,6 +360,25 @@ def test_fused_optimizer_without_gradients(clips: bool) -> None:
     scaler.clip_grad_norm_(optimizer, 1.0) if clips else scaler.unscale_(optimizer)
     scaler.step(optimizer)
     assert param.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["scalars", "amp_ext.optim"])
+def test_kernels_without_gradients(kind: str) -> None:
+    """A step by kernels without gradients is an error, as a plain step is."""
+    with pytest.raises(AssertionError, match="No inf checks were recorded"):
+        started(OURS).step(KINDS[kind]([torch.ones(2)], lr=0.5))
+
+
+def test_no_launch_makes_the_scalars_of_a_step() -> None:
+    """The last update leaves the factor and found_inf of a step."""
+    scaler = started(OURS)
+    for fused in (False, True):
+        optimizer = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=fused)
+        with torch.profiler.profile() as profile:
+            scaler.step(optimizer)
+            scaler.update()
+        launches = {"aten::reciprocal", "aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
+        assert not {event.key for event in profile.key_averages()} & launches
 
 
 @pytest.mark.parametrize("bad", [False, True])
