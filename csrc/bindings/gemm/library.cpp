@@ -130,14 +130,6 @@ at::Tensor sum_of_terms(const Operands& o, const GemmArgs& g, at::ScalarType typ
   return x;
 }
 
-// Clamps x to a range outside which the derivatives are 0 or 1, as at infinities. torch's formulas
-// return NaN there. Unlike a clamp, hardtanh has NaN as derivative at NaN.
-at::Tensor clamped(const at::Tensor& x, Activation activation) {
-  if (!is_curved(activation)) return x;
-  const double bound = activation == Activation::silu ? 1e3 : 40;
-  return at::hardtanh(x, -bound, bound);
-}
-
 }  // namespace
 
 GemmResults library_gemm(const GemmArgs& g, const GemmTensors& tensors) {
@@ -152,8 +144,7 @@ GemmResults library_gemm(const GemmArgs& g, const GemmTensors& tensors) {
   const at::ScalarType type = o.sums == at::kDouble ? at::kDouble : rounded;
   const at::Tensor x = sum_of_terms(o, g, type);
   if (g.derivative) {
-    const at::Tensor aux = clamped(o.aux.to(x.scalar_type()), g.activation);
-    const at::Tensor y = activation_gradient(x, aux, g.activation);
+    const at::Tensor y = activation_gradient(x, o.aux.to(x.scalar_type()), g.activation);
     return {y.to(rounded), {}, at::sum(y.flatten(0, -2), 0, /*keepdim=*/false, o.sums)};
   }
   const at::Tensor out = activated(x, g.activation).to(rounded);
@@ -171,10 +162,12 @@ at::Tensor activated(const at::Tensor& x, Activation activation) {
 at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation) {
   if (activation == Activation::none) return grad;
   if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
-  // A pre-activation overflows in FP16 if the kernels' FP32 sum does not. Second derivatives square
-  // it.
+  // Beyond this range derivatives are 0 or 1, as at infinities, where torch returns NaN. In FP16 a
+  // pre-activation may be infinite though the kernels' sum is not, in BF16 it is not. Second
+  // derivatives square it. Unlike a clamp, hardtanh has NaN as derivative at NaN.
+  const double bound = activation == Activation::silu ? 1e3 : 40;
   const bool overflows = x.scalar_type() != at::kBFloat16 || at::GradMode::is_enabled();
-  const at::Tensor near = overflows ? clamped(x, activation) : x;
+  const at::Tensor near = overflows ? at::hardtanh(x, -bound, bound) : x;
   if (activation != Activation::silu)
     return at::gelu_backward(grad, near, approximation(activation));
   if (!at::GradMode::is_enabled()) return at::silu_backward(grad, near);
