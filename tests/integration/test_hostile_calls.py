@@ -367,10 +367,15 @@ ORDINARY = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError
 
 
 def is_ordinary(error: Exception) -> bool:
-    """Return whether an op may raise this error: assertions only of torch, as of fake tensors."""
+    """Return whether an op may raise this error.
+
+    Assertions and missing attributes may be torch's alone, as of fake tensors.
+    """
     innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
     is_torchs = innermost.f_globals.get("__name__", "").startswith("torch.")
-    return isinstance(error, ORDINARY) or (isinstance(error, AssertionError) and is_torchs)
+    if isinstance(error, (AssertionError, AttributeError)):
+        return is_torchs
+    return isinstance(error, ORDINARY)
 
 
 class Call:
