@@ -10,7 +10,8 @@ namespace amp_ext::cpu {
 // AVX512_BF16.
 bool has_products_of(DType type);
 
-// Returns whether these instructions are faster than FP32's. AMX is, AVX512_FP16 is not.
+// Returns whether the processor has AMX for a type. MKL's 16-bit products are slower than FP32's by
+// other instructions: 0.7 of their speed on an AMD EPYC with AVX512_BF16.
 bool has_tiles_of(DType type);
 
 // Returns whether a product has so few rows that reading the 16-bit b dominates.

@@ -1,6 +1,6 @@
 // Computes matrix products of 16-bit operands with FP32 sums and one rounding. Small products are
-// multiplied here, large ones by the library: directly if the processor has instructions for the
-// type, else widened to FP32 block by block.
+// multiplied here, large ones by the library: directly if the processor has AMX for the type, else
+// widened to FP32 block by block.
 #include <algorithm>
 #include <memory>
 #include <utility>

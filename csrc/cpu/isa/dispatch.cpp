@@ -56,20 +56,25 @@ Kernels choose() {
   return {baseline::kernels, baseline::tile_kernels, baseline::update_kernels};
 }
 
-// The processor's instructions for products of 16-bit types with FP32 sums.
+// The processor's instructions for products of 16-bit types with FP32 sums, and those of AMX.
 struct Products {
   bool f16 = false;
   bool bf16 = false;
   bool f16_tiles = false;
+  bool bf16_tiles = false;
 };
 
 Products find_products() {
   Products found;
 #ifdef AMP_EXT_X86
-  constexpr unsigned kAvx512Fp16 = 1 << 23, kAvx512Bf16 = 1 << 5, kAmxFp16 = 1 << 21;
+  constexpr unsigned kAvx512Fp16 = 1 << 23, kAmxBf16 = 1 << 22, kAvx512Bf16 = 1 << 5,
+                     kAmxFp16 = 1 << 21;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (!allowed("avx512")) return found;
-  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) found.f16 = edx & kAvx512Fp16;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
+    found.f16 = edx & kAvx512Fp16;
+    found.bf16_tiles = edx & kAmxBf16;
+  }
   if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) {
     found.bf16 = eax & kAvx512Bf16;
     found.f16_tiles = eax & kAmxFp16;
@@ -95,7 +100,8 @@ bool has_products_of(DType type) {
 }
 
 bool has_tiles_of(DType type) {
-  return type == DType::f16 ? products().f16_tiles : has_products_of(type);
+  return (type == DType::f16 && products().f16_tiles) ||
+         (type == DType::bf16 && products().bf16_tiles);
 }
 
 const SpanKernels& span_kernels() { return kernels().span; }
