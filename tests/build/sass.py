@@ -20,8 +20,8 @@ class Kernel:
         jumps: from places in it to others.
         constants: bytes of the bank with its parameters, after a few hundred others.
         instructions: how often each occurs.
-        batches: numbers of 16-byte loads from global memory that a thread issues before it uses the
-            first, and how often each occurs.
+        batches: bytes of global loads that a thread issues before it uses the first of them, and
+            how often each number occurs.
         conversions: the most from fp32 to fp64 without a load or a branch between them.
     """
 
@@ -52,8 +52,8 @@ class Kernel:
             if name.split(".")[0] == opcode and set(suffixes) <= set(name.split("."))
         )
 
-    def loads_in_flight(self, loops: int) -> int:
-        """Return the 16-byte loads that at least `loops` loops issue before the first use."""
+    def bytes_in_flight(self, loops: int) -> int:
+        """Return the bytes that a thread loads before the first use in at least `loops` loops."""
         sizes = sorted(self.batches.elements(), reverse=True)
         return sizes[loops - 1] if len(sizes) >= loops else 0
 
@@ -92,11 +92,11 @@ def read_constants(usage: str, kernels: Kernels) -> None:
 
 
 class _Batch:
-    """Collect the loads of 16 bytes since the first unused load."""
+    """Collect the bytes of loads since the first unused load."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.loads = 0
+        self.loaded = 0  # bytes
         self.arriving: set[int] = set()  # registers
         self.conversions = 0
 
@@ -109,14 +109,15 @@ class _Batch:
             self.kernel.conversions = max(self.kernel.conversions, self.conversions)
         elif name.startswith(("BRA", "LDG")):
             self.conversions = 0
-        if name.startswith("LDG.") and "128" in name.split("."):
-            self.loads += 1
-            self.arriving |= set(range(registers[0], registers[0] + 4))
+        if name.startswith("LDG."):
+            size = next((int(bits) // 8 for bits in re.findall(r"\.[US]?(8|16|64|128)\b", name)), 4)
+            self.loaded += size
+            self.arriving |= set(range(registers[0], registers[0] + (size + 3) // 4))
 
     def close(self) -> None:
-        if self.loads:
-            self.kernel.batches[self.loads] += 1
-        self.loads = 0
+        if self.loaded:
+            self.kernel.batches[self.loaded] += 1
+        self.loaded = 0
         self.arriving.clear()
 
 

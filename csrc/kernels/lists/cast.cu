@@ -15,17 +15,6 @@ __device__ To converted(From x) {
   }
 }
 
-// Resident blocks per multiprocessor, and 16-byte loads that a thread issues before the first use.
-// With two blocks ptxas spills registers for targets other than 8.0 and 9.0, which therefore use
-// one block. On 10.0 and 10.3, with the fastest memory, each thread issues more loads.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ != 900
-constexpr int kCastBlocksPerSm = 1;
-constexpr int kCastPacks = __CUDA_ARCH__ / 100 == 10 ? 6 : kPacksInFlight;
-#else
-constexpr int kCastBlocksPerSm = kForeachBlocksPerSm;
-constexpr int kCastPacks = kPacksInFlight;
-#endif
-
 // The unit of one element.
 template <class To, class From>
 struct Single {
@@ -38,32 +27,30 @@ struct Single {
   __device__ void store(To* to) const { *to = converted<To>(element); }
 };
 
-// The unit of the fewest elements that fill 16-byte accesses on both sides.
+// The unit of one 16-byte store. Neighbouring threads store neighbouring bytes; a thread with two
+// stores side by side would leave gaps in each.
 template <class To, class From>
 struct Group {
-  static constexpr int kSize = std::max(Pack<To>::kSize, Pack<From>::kSize);
-  static constexpr int kLoads = kSize / Pack<From>::kSize;
-  static constexpr int kStores = kSize / Pack<To>::kSize;
-  static constexpr int kInFlight = (kCastPacks + kLoads - 1) / kLoads;
+  static constexpr int kSize = Pack<To>::kSize, kBytes = kSize * sizeof(From);
+  using Word =
+      std::conditional_t<(kBytes >= 16), uint4, std::conditional_t<kBytes == 8, uint2, uint32_t>>;
+  static constexpr int kLoads = kBytes / sizeof(Word);
+  static constexpr int kInFlight = std::clamp(kPacksInFlight * 16 / kBytes, 1, 8);
 
-  uint4 bits[kLoads];
+  Word words[kLoads];
 
   __device__ void load(const From* from) {
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) bits[i] = ptx::load16(from + i * Pack<From>::kSize);
+    for (int i = 0; i < kLoads; ++i) words[i] = reinterpret_cast<const Word*>(from)[i];
   }
 
   __device__ void store(To* to) const {
     From from[kSize];
-    memcpy(from, bits, sizeof(from));
+    memcpy(from, words, sizeof(from));
+    Pack<To> pack;
 #pragma unroll
-    for (int i = 0; i < kStores; ++i) {
-      Pack<To> pack;
-#pragma unroll
-      for (int j = 0; j < Pack<To>::kSize; ++j)
-        pack.at[j] = converted<To>(from[i * Pack<To>::kSize + j]);
-      ptx::store16(to + i * Pack<To>::kSize, pack.bits());
-    }
+    for (int i = 0; i < kSize; ++i) pack.at[i] = converted<To>(from[i]);
+    ptx::store16(to, pack.bits());
   }
 };
 
@@ -98,11 +85,9 @@ __device__ void move_units(To* to, const From* from, int count, int thread) {
 // are never aligned together.
 template <class To, class From>
 __device__ int head_of(const To* to, const From* from, int n) {
-  const int head =
-      sizeof(To) < sizeof(From) ? elements_to_alignment(to) : elements_to_alignment(from);
-  const bool together =
-      elements_to_alignment(to + head) == 0 && elements_to_alignment(from + head) == 0;
-  return together && head < n ? head : n;
+  using Word = typename Group<To, From>::Word;
+  const int head = elements_to_alignment(to);
+  return head < n && reinterpret_cast<uintptr_t>(from + head) % sizeof(Word) == 0 ? head : n;
 }
 
 // Casts the elements of a span of any alignment.
@@ -118,7 +103,7 @@ __device__ void cast(const ForeachSpan& span, To* to, const From* from) {
 }
 
 template <class Table>
-__global__ __launch_bounds__(kForeachThreads, kCastBlocksPerSm) void cast_kernel(
+__global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void cast_kernel(
     const Table __grid_constant__ table) {
   begin_grid();
   for_each_span<kForeachThreads>(

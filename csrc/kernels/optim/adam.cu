@@ -83,7 +83,7 @@ struct Adam {
 };
 
 template <class Table>
-__global__ __launch_bounds__(kUpdateThreads, kUpdateBlocksPerSm) void adam_kernel(
+__global__ __launch_bounds__(kUpdateThreads, kUpdateBlocksPerSm<Table>) void adam_kernel(
     const Table __grid_constant__ table, const Adam __grid_constant__ op,
     const StepScalars __grid_constant__ scalars, uint32_t* tickets) {
   update_list(op, table, scalars, tickets);

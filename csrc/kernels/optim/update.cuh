@@ -10,8 +10,14 @@
 namespace amp_ext {
 
 constexpr int kUpdateThreads = 256;
-constexpr int kUpdateBlocksPerSm = 3;
 constexpr int kUpdateElements = 4;  // elements per thread and visit: 16 bytes of fp32
+
+// Resident blocks per multiprocessor. A thread has 64 registers then; entries in device memory need
+// more.
+template <class Table>
+constexpr int kUpdateBlocksPerSm = 4;
+template <class Entry>
+constexpr int kUpdateBlocksPerSm<DeviceTable<Entry>> = 3;
 
 using UpdateSpan = Span<kUpdateThreads>;
 
@@ -221,7 +227,8 @@ Status launch_update(const UpdateList& list, const Op& op, const StepScalars& sc
   uint32_t* const tickets = has_steps(list) ? services.tickets(1) : nullptr;
   return launch_list(list, services, [&](const auto& table, const cuda::Target& target) {
     if (table.chunks == 0 && !tickets && !scalars.norm) return Status::ok;
-    const int blocks = std::max(foreach_blocks(table.chunks, kUpdateBlocksPerSm, target), 1);
+    constexpr int kBlocksPerSm = kUpdateBlocksPerSm<std::decay_t<decltype(table)>>;
+    const int blocks = std::max(foreach_blocks(table.chunks, kBlocksPerSm, target), 1);
     return launch(kernel_of(table), blocks, kUpdateThreads,
                   sizeof(UpdateShared<typename Op::Factors>), target.stream, table, op, scalars,
                   tickets);

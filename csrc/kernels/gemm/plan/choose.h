@@ -109,7 +109,7 @@ inline void divide_memory(GemmPlan& plan, const GemmArgs& g, const Sm90Tile& t) 
   plan.plain = is_plain(g);
   plan.box_columns = t.box_columns(plan.plain, bytes);
   const int box_bytes = Sm90Tile::kBoxRows * plan.box_columns * bytes;
-  plan.boxes = t.boxes(plan.plain, bytes == 4, box_bytes);
+  plan.boxes = t.boxes(plan.plain, box_bytes);
   plan.stages = t.stages(plan.boxes, box_bytes);
   plan.shared_bytes = t.shared_bytes(plan.stages, plan.boxes, box_bytes);
 }

@@ -125,11 +125,9 @@ struct Sm90Tile {
     return std::min(kMostStages, room / stage_bytes());
   }
   // Four boxes hold results and parts of c or aux. A plain result has two, if these leave room for
-  // a stage more. All blocks of cooperative tiles store an fp32 result at about the same time, and
-  // four boxes then do not delay the next tile.
-  constexpr int boxes(bool plain, bool is_fp32, int box_bytes) const {
-    if (!plain || (is_fp32 && !ping_pong)) return kMostBoxes;
-    return stages(2, box_bytes) > stages(kMostBoxes, box_bytes) ? 2 : kMostBoxes;
+  // a stage more.
+  constexpr int boxes(bool plain, int box_bytes) const {
+    return plain && stages(2, box_bytes) > stages(kMostBoxes, box_bytes) ? 2 : kMostBoxes;
   }
 };
 
