@@ -13,10 +13,6 @@ constexpr int64_t kSums = 4096;
 // takes 0.86 of this time.
 constexpr int64_t kMostRowsBesideFast = 4;
 
-bool has_fast_products_of(DType type) {
-  return has_tiles_of(type) || (type == DType::bf16 && has_products_of(type));
-}
-
 }  // namespace
 
 bool has_few_rows(const GemmArgs& g) {

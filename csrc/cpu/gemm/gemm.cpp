@@ -215,7 +215,9 @@ const char* CpuBackend::why_slow(const GemmArgs& g, Services&) const {
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
   const bool has_few_enough = g.m <= kMostRowsBesideTorch && has_few_rows(g);
   // torch reads a product again for its derivative and once more for the sums of its columns.
-  return is_large && !g.derivative && has_products_of(g.a.dtype) && !has_few_enough
+  const bool is_fused =
+      g.derivative && (has_tiles_of(g.a.dtype) || !has_fast_products_of(g.a.dtype));
+  return is_large && !is_fused && has_products_of(g.a.dtype) && !has_few_enough
              ? "the processor's instructions for 16-bit products"
              : nullptr;
 }

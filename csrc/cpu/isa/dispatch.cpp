@@ -104,6 +104,10 @@ bool has_tiles_of(DType type) {
          (type == DType::bf16 && products().bf16_tiles);
 }
 
+bool has_fast_products_of(DType type) {
+  return has_tiles_of(type) || (type == DType::bf16 && has_products_of(type));
+}
+
 const SpanKernels& span_kernels() { return kernels().span; }
 const TileKernels& tile_kernels() { return kernels().tile; }
 const UpdateKernels& update_kernels() { return kernels().update; }
