@@ -17,7 +17,8 @@ UPDATE = TESTS.parent / "csrc/kernels/optim/update.cuh"
 
 pytestmark = pytest.mark.skipif(bool(cuda.missing()), reason=cuda.missing())
 
-# Drops the barrier of a line, and updates tensors with different steps.
+# Drops the barrier of a line, and updates tensors with different steps. The shares of the four blocks
+# begin within tensors.
 PROGRAM = """
 import os, sys
 import torch
@@ -26,8 +27,8 @@ from cudasim.mutants import Case, Kernels, Mutant
 from mutants.cases import F32, case, state
 
 kernels, line = Kernels(os.environ["FAKE_CUDA_KERNELS"]), sys.argv[1]
-given = state("adam_", (70_000,) * 4, (F32,) * 4, decoupled=True)
-given["steps"] = [torch.tensor(3.0 * i) for i in range(4)]
+given = state("adam_", (70_000,) * 5, (F32,) * 4, decoupled=True)
+given["steps"] = [torch.tensor(3.0 * i) for i in range(5)]
 update = case("", "adam_", **given)
 found = [
     Mutant(kernel, number, "drop", text, "nop", 0, source)
