@@ -353,9 +353,9 @@ def of_optimizers() -> Iterator[Case]:
         "large, amsgrad", "adam_", **state("adam_", (70_000, 9), mixed, amsgrad=True, **ADAMW)
     )
     yield case("large, copied", "adam_", **state("adam_", (70_000, 9), plain, copied=True, **ADAMW))
-    given = state("adam_", (100_000, 9, 90_000), (BF16,) * 4, amsgrad=True, **chance, **ADAMW)
+    given = state("adam_", (120_000, 9, 90_000), (BF16,) * 4, amsgrad=True, **chance, **ADAMW)
     yield case("large, by chance", "adam_", **given)
-    given = state("sgd_", (100_000, 9, 90_000), (BF16,) * 4, **chance, **NAG)
+    given = state("sgd_", (120_000, 9, 90_000), (BF16,) * 4, **chance, **NAG)
     yield case("large, by chance", "sgd_", **given)
     yield case("large, copied", "sgd_", **state("sgd_", (70_000, 9), plain, copied=True, **NAG))
 

@@ -122,7 +122,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "longer_blocks(chunks * kChunkPieces - per_block * gridDim.x)",
         "swap",
         r"sub\.s32",
-        "two blocks share the pieces evenly; the updates have three blocks and the same lines",
+        "two blocks share the pieces evenly; the updates have four blocks and the same lines",
     ),
     # Values of every call.
     Equivalent(
