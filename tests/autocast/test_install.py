@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +15,7 @@ from torch.nn import functional as F
 
 import amp_ext
 from autocast_cases import Seen, routed
+from programs import run
 
 FP16 = {"device_type": "cpu", "dtype": torch.float16}
 
@@ -130,10 +129,8 @@ def test_importing_and_uninstall_leave_torch_as_it_was() -> None:
 
     The dispatcher would print warnings of its own.
     """
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, check=False
-    )
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    done = run("-W", "error", "-c", PROGRAM)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_cache_is_not_mixed_with_torchs() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch.amp import GradScaler  # as a library does, long before install()
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 import amp_ext
+from programs import output
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore:torch.cuda.amp.GradScaler is enabled"
@@ -108,9 +107,8 @@ def test_pickles_made_while_installed_load_everywhere() -> None:
     text = pickle.dumps(torch.amp.GradScaler("cpu", init_scale=8.0))
     amp_ext.uninstall()
     assert pickle.loads(text).get_scale() == 8.0
-    command = [sys.executable, "-c", LOAD, text.hex()]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["amp_ext.scaler.grad_scaler", "8.0", "torch.amp.grad_scaler"]
+    printed = output(LOAD, text.hex()).split()
+    assert printed == ["amp_ext.scaler.grad_scaler", "8.0", "torch.amp.grad_scaler"]
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["wraps ours", "replaces ours"])
