@@ -283,16 +283,6 @@ def test_column_sums_are_of_unrounded_values(executor: Executor) -> None:
     assert sums[:2].tolist() == [384.0, 1.5]
 
 
-@against_oracle
-def test_a_gradient_does_not_get_lost(executor: Executor) -> None:
-    a, b = (torch.ones(2, 2, device=executor.device) for _ in range(2))
-    op = executor.ops.gemm_times_derivative
-    with pytest.raises(RuntimeError, match="gemm_times_derivative: is not differentiable"):
-        op(a, b.requires_grad_(), a)
-    with torch.no_grad():
-        assert not op(a, b, a)[0].requires_grad
-
-
 @every_executor
 @every_activation
 def test_both_results_are_differentiable(executor: Executor, activation: str) -> None:
