@@ -272,7 +272,7 @@ def test_relu_stops_what_is_not_finite(executor: Executor) -> None:
     assert y.tolist() == [[0.0, 0.0, math.inf]]
 
 
-@every_executor
+@every_gemm_executor
 def test_column_sums_are_of_unrounded_values(executor: Executor) -> None:
     """Products beyond FP16, and below its spacing, count in full."""
     a, b, aux = (torch.zeros(m, 8, device=executor.device).half() for m in (3, 8, 3))
