@@ -154,21 +154,3 @@ def test_empty_gradients(executor: Executor, zero: str) -> None:
         out.sum().backward()
         for name, leaf in leaves.items():
             assert_equal(leaf.grad, exact[name])
-
-
-@every_executor
-@pytest.mark.parametrize("name", ["sum", "columns", "transposed", "twice"])
-def test_gradients_as_they_come(executor: Executor, name: str) -> None:
-    """The incoming gradient is expanded, has holes, is transposed, or comes twice."""
-    loss = {
-        "sum": lambda t: t.sum(),
-        "columns": lambda t: t[..., ::2].sum(),
-        "transposed": lambda t: (t.mT.contiguous() * 3).sum(),
-        "twice": lambda t: (t * 2).sum() + t.amax(),
-    }[name]
-    leaves = FORMS["batch"].leaves(SMALL, lambda shape: integers(shape, FP16, executor.device))
-    same = doubles(leaves)
-    loss(executor.ops.gemm(**leaves)).backward()
-    loss(reference.gemm(**same)).backward()
-    for leaf, exact in zip(leaves.values(), same.values(), strict=True):
-        assert_equal(leaf.grad, exact.grad)
