@@ -104,22 +104,17 @@ class Training:
     def state(self) -> Any:
         """Return the bits of everything a step writes."""
         grads = [p.grad for o in self.optimizers for g in o.param_groups for p in g["params"]]
-        return plain(
-            {
-                "model": self.model.state_dict(),
-                "state": [optimizer.state_dict()["state"] for optimizer in self.optimizers],
-                "scaler": self.scaler.state_dict(),
-                "grads": grads,
-                **self.counts_of_scaler(),
-            }
-        )
-
-    def counts_of_scaler(self) -> dict[str, Any]:
-        scaler = self.scaler
-        if not isinstance(scaler, amp_ext.GradScaler):
-            return {}
-        in_a_row = getattr(scaler._numbers, "consecutive_skips", None)
-        return {"skips": [scaler.get_skipped_steps(), scaler.step_was_skipped, in_a_row]}
+        written = {
+            "model": self.model.state_dict(),
+            "state": [optimizer.state_dict()["state"] for optimizer in self.optimizers],
+            "scaler": self.scaler.state_dict(),
+            "grads": grads,
+        }
+        if isinstance(self.scaler, amp_ext.GradScaler):
+            in_a_row = getattr(self.scaler._numbers, "consecutive_skips", None)
+            counts = self.scaler.get_skipped_steps(), self.scaler.step_was_skipped
+            written["skips"] = [*counts, in_a_row]
+        return plain(written)
 
 
 def batch(device: str, number: int, size: int = 8, overflow: bool = False) -> tuple[Tensor, Tensor]:
