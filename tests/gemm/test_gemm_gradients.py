@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import reference
-from cases import FLOATS, PAIRS, assert_equal, integers, normal
+from cases import FLOATS, PAIRS, assert_equal, integers
 from executors import Executor, against_oracle, every_executor
 from gemm_cases import (
     FORMS,
@@ -26,26 +26,6 @@ from gemm_cases import (
 FP16, BF16, FP32, FP64 = FLOATS
 
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-
-
-# ---- derivatives -------------------------------------------------------------------------------
-
-
-@every_executor
-def test_derivatives_of_views(executor: Executor) -> None:
-    """Derivatives are right for expanded, strided and transposed operands, and for one tensor as
-    both.
-    """
-
-    def run(whole: Tensor, row: Tensor) -> Tensor:
-        square = executor.ops.gemm(whole[:, ::2], whole[:, ::2], trans_a=True, c=row[::2])
-        rows = row.expand(3, 5)
-        return executor.ops.gemm(rows[:, 1:4], square, bias=rows[1, :3]).mT[::2]
-
-    shapes = ((4, 6), (5,))
-    leaves = tuple(normal(s, FP64, executor.device).requires_grad_() for s in shapes)
-    assert torch.autograd.gradcheck(run, leaves)
-    assert torch.autograd.gradgradcheck(run, leaves)
 
 
 # ---- mixed precision ---------------------------------------------------------------------------
