@@ -204,16 +204,22 @@ def test_memory_of_cuda_graphs_is_cast_at_every_use(
 
 
 class Copies(TorchDispatchMode):
-    """Record the addresses that conversions write, without keeping the memory alive."""
+    """Record the addresses that conversions write, without keeping the memory alive.
+
+    Attributes:
+        elements: the number of elements that they write.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.memory: list[StorageWeakRef] = []
+        self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default:
             self.memory.append(StorageWeakRef(result.untyped_storage()))
+            self.elements += result.numel()
         return result
 
     def alive(self) -> list[bool]:
@@ -267,17 +273,6 @@ def test_new_memory_at_an_old_address(x: Tensor, weight: Tensor) -> None:
             assert F.linear(low, weight).equal(low @ weight.half().t())
 
 
-class Elements(Seen):
-    """Count the elements that conversions write."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._to_copy.default:
-            self.count += args[0].numel()
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
     ("product", "count"),
@@ -292,9 +287,9 @@ def test_an_operand_is_cast_without_what_the_product_does_not_use(
 ) -> None:
     """A part of a large weight is cast alone, and an expanded operand before it is expanded."""
     x, table = (torch.ones(s, requires_grad=grad) for s in ((1, 3, 2, 4), (1000, 4)))
-    with fp16(), Elements() as seen:
+    with fp16(), Copies() as copies:
         product(x, table)
-    assert seen.count == count
+    assert copies.elements == count
 
 
 @pytest.mark.parametrize("grad", [True, False])

@@ -26,14 +26,7 @@ from executors import (
     every_gemm_executor,
     gemm_against_oracle,
 )
-from gemm_cases import (
-    assert_near_oracle,
-    every_kind,
-    every_size,
-    every_transpose,
-    gemm,
-    logical,
-)
+from gemm_cases import assert_near_oracle, every_kind, every_size, every_transpose, gemm, logical
 
 FP16, BF16, FP32, FP64 = FLOATS
 EDGES = (0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 129)

@@ -142,10 +142,9 @@ def test_a_long_sum_by_any_number_of_threads(adds: bool) -> None:
         assert torch.equal(c, 1 + a.float() @ b.float()), count
 
 
-@pytest.mark.parametrize("m", [4, 64])
-def test_activation_of_fp32_sums(m: int) -> None:
+def test_activation_of_fp32_sums() -> None:
     """Sums that need no rounding are activated too."""
-    a, b = integers((m, 128), FP16, CPU), integers((128, 512), FP16, CPU)
+    a, b = integers((64, 128), FP16, CPU), integers((128, 512), FP16, CPU)
     result = ops.gemm(a, b, activation="relu", out_dtype=FP32)
     assert result.equal(product(a, b).relu())
 

@@ -13,15 +13,7 @@ from torch import Tensor
 import reference
 from cases import FLOATS, PAIRS, assert_equal, integers
 from executors import Executor, against_oracle, every_executor
-from gemm_cases import (
-    FORMS,
-    SMALL,
-    Form,
-    Leaves,
-    cast,
-    doubles,
-    gradients,
-)
+from gemm_cases import FORMS, SMALL, Form, Leaves, cast, doubles, gradients
 
 FP16, BF16, FP32, FP64 = FLOATS
 

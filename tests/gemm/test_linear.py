@@ -8,13 +8,7 @@ import torch._dynamo.testing
 
 from amp_ext import ops
 from autocast_cases import Seen
-from cases import (
-    FLOATS,
-    assert_all_same,
-    assert_same,
-    normal,
-    unwritten,
-)
+from cases import FLOATS, assert_all_same, assert_same, normal, unwritten
 from executors import Executor, against_oracle
 from gemm_cases import cast, every_kind
 

@@ -9,15 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import (
-    ACTIVATIONS,
-    CURVED,
-    assert_equal,
-    assert_same,
-    bits,
-    integers,
-    normal,
-)
+from cases import ACTIVATIONS, CURVED, assert_equal, assert_same, bits, integers, normal
 from gemm_kernel_cases import (
     CPU,
     FP16,
