@@ -384,10 +384,7 @@ CHANGES: dict[str, tuple[Callable[[Training], Any], str]] = {
         r"GradScaler\['_scale'\]",
     ),
     "evaluation": (lambda t: t.model.eval(), r"Sequential\.training"),
-    "replaced layer": (
-        lambda t: setattr(t.model, "2", nn.GELU()),
-        r"Sequential\._modules\['2'\]",
-    ),
+    "replaced layer": (lambda t: setattr(t.model, "2", nn.GELU()), r"Sequential\._modules\['2'\]"),
     "other buffer": (
         lambda t: setattr(t.model[1], "running_mean", torch.zeros(8)),
         r"BatchNorm1d\._buffers\['running_mean'\]",
