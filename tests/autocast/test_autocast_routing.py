@@ -135,9 +135,7 @@ PRODUCTS: dict[str, Call] = {
     "matmul": lambda t: t(2, 3, 4) @ t(4, 5),
     "bmm": lambda t: t(2, 3, 4).bmm(t(2, 4, 5)),
     "baddbmm": lambda t: torch.baddbmm(t(5), t(2, 3, 4), t(2, 4, 5)),
-    "einsum": lambda t: torch.einsum("ij,jk", t(3, 4), t(4, 5)),
     "conv2d": lambda t: F.conv2d(t(2, 4, 3, 3), t(5, 4, 1, 1), t(5)),
-    "conv2d, same": lambda t: F.conv2d(t(2, 4, 3, 3), t(5, 4, 1, 1), padding="same"),
 }
 every_product = pytest.mark.parametrize("call", PRODUCTS.values(), ids=PRODUCTS)
 OTHER_DTYPES = (torch.float64, torch.complex64, torch.int64, torch.bool, torch.float8_e4m3fn)
