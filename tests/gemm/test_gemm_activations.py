@@ -80,9 +80,7 @@ def test_aux_of_exact_sums(executor: Executor, activation: str) -> None:
 @every_executor
 @every_curved
 def test_is_torchs_activation(executor: Executor, activation: str) -> None:
-    """Activations of every FP16 number equal torch's in float64, within the error of the FP32
-    formula.
-    """
+    """Activations of every FP16 number equal torch's in FP64, within the FP32 formula's error."""
     x = torch.arange(-(2**15), 2**15, device=executor.device).to(torch.int16).view(FP16)
     one = torch.ones(1, 1, device=executor.device)
     actual = executor.ops.gemm(x[:, None], one, activation=activation)[:, 0]

@@ -63,9 +63,7 @@ def test_ops_without_a_derivative(executor: Executor, op: str, index: int) -> No
 def test_in_place_changes_before_backward(
     executor: Executor, wanted: tuple[str, ...], changed: str, activation: str
 ) -> None:
-    """In-place changes before backward are an error if the gradient needs the old value, as in
-    torch.
-    """
+    """A change in place before backward is an error if the gradient needs the old value."""
     leaves = FORMS["all"].leaves(SMALL, lambda shape: normal(shape, FP16, executor.device))
     tensors = {name: leaf.requires_grad_(name in wanted) for name, leaf in leaves.items()}
     options = FORMS["all"].options | {"activation": activation}

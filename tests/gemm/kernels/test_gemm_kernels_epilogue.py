@@ -148,10 +148,10 @@ def test_derivative(tile: Tile, dtype: torch.dtype, activation: str) -> None:
 
 @pytest.mark.parametrize("activation", CURVED)
 def test_tails_are_kept(activation: str) -> None:
-    """The tails of x * Phi(x) are kept: far out Phi is exp of a number with a few roundings of
-    2**-24.
+    """The tails of x * Phi(x) are kept.
 
-    Each of them counts as often as that number is large. Results are FP32, of exact sums.
+    Far out, Phi is exp of a number with a few roundings of 2**-24. Each of them counts as often as
+    that number is large. Results are FP32, of exact sums.
     """
     x = torch.arange(-96, 97, dtype=torch.float64) / 8
     logit = 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3) if activation != "silu" else x
