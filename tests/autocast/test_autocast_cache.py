@@ -1,4 +1,4 @@
-"""Test that autocast casts weights once per version and dtype, and drops the copies in time."""
+"""Test that autocast casts weights once per version, and only elements in use, and frees copies."""
 
 from __future__ import annotations
 
@@ -28,13 +28,9 @@ LEAF_USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 # ... and with views of it.
 VIEW_USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "w.t()": lambda x, w: x @ w.t(),
-    "w.mT": lambda x, w: x @ w.mT,
-    "w.view": lambda x, w: x[:, :2] @ w.view(2, 8),
     "w.reshape": lambda x, w: F.conv2d(x[:, :, None, None], w.reshape(4, 4, 1, 1)),
-    "rows of w": lambda x, w: F.linear(x, w[1:]),
     "w.unsqueeze": lambda x, w: x[None].bmm(w.unsqueeze(0)),
     "w.expand": lambda x, w: x.expand(3, 2, 4).bmm(w.expand(3, 4, 4)),
-    "view of a view": lambda x, w: x @ w.view(2, 2, 4).view(4, 4).t(),
 }
 USES = LEAF_USES | VIEW_USES
 every_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
@@ -208,16 +204,22 @@ def test_memory_of_cuda_graphs_is_cast_at_every_use(
 
 
 class Copies(TorchDispatchMode):
-    """Record the addresses that conversions write, without keeping the memory alive."""
+    """Record the addresses that conversions write, without keeping the memory alive.
+
+    Attributes:
+        elements: the number of elements that they write.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.memory: list[StorageWeakRef] = []
+        self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default:
             self.memory.append(StorageWeakRef(result.untyped_storage()))
+            self.elements += result.numel()
         return result
 
     def alive(self) -> list[bool]:
@@ -269,3 +271,41 @@ def test_new_memory_at_an_old_address(x: Tensor, weight: Tensor) -> None:
                 if weight.untyped_storage()._cdata == address:
                     break
             assert F.linear(low, weight).equal(low @ weight.half().t())
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(
+    ("product", "count"),
+    [
+        (lambda x, table: F.linear(x[0, 0], table[:10]), 8 + 40),
+        (lambda x, table: x @ table[:20].view(5, 1, 4, 4), 24 + 80),
+    ],
+    ids=["a part", "expanded"],
+)
+def test_an_operand_is_cast_without_what_the_product_does_not_use(
+    product: Any, count: int, grad: bool
+) -> None:
+    """A part of a large weight is cast alone, and an expanded operand before it is expanded."""
+    x, table = (torch.ones(s, requires_grad=grad) for s in ((1, 3, 2, 4), (1000, 4)))
+    with fp16(), Copies() as copies:
+        product(x, table)
+    assert copies.elements == count
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_freed_operand(dtype: torch.dtype, grad: bool) -> None:
+    """An operand whose storage has been freed is an error."""
+    weight = torch.ones(3, 4, dtype=dtype, requires_grad=grad)
+    weight.untyped_storage().resize_(0)
+    for use in (F.linear, amp_ext.ops.linear):
+        with fp16(), pytest.raises(RuntimeError, match=r"needs a storage of \d+ bytes"):
+            use(torch.ones(2, 4), weight)
+
+
+def test_parameter_made_in_inference_mode() -> None:
+    """A parameter without a version is cast."""
+    with torch.inference_mode():
+        weight = nn.Parameter(torch.ones(3, 4))
+    with torch.no_grad(), fp16():
+        assert F.linear(torch.ones(2, 4), weight).eq(4).all()

@@ -29,7 +29,6 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[int, ...
     "conv2d": (F.conv2d, (2, 3, 4, 4), (5, 3, 1, 1)),
     "matmul 1-D 2-D": (torch.matmul, (3,), (3, 5)),
     "matmul 2-D 1-D": (torch.matmul, (4, 3), (3,)),
-    "matmul 3-D 1-D": (torch.matmul, (2, 4, 3), (3,)),
     "linear 1-D": (F.linear, (3,), (5, 3)),
 }
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from torch import Tensor
 
 import amp_ext
 from autocast_cases import routed
+from programs import run
 
 PROGRAM = Path(__file__).with_name("threads_program.py")
 FP16 = {"device_type": "cpu", "dtype": torch.float16}
@@ -73,10 +71,5 @@ def test_threads_share_weights() -> None:
 def test_no_thread_waits_for_ever(program: str, count: int) -> None:
     """Autocast holds no lock where Python code may run."""
     package = str(Path(amp_ext.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), program, str(count)],
-        env={**os.environ, "PYTHONPATH": package},
-        capture_output=True,
-        text=True,
-    )
+    done = run(str(PROGRAM), program, str(count), PYTHONPATH=package)
     assert done.returncode == 0, done.stderr

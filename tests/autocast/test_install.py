@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +15,7 @@ from torch.nn import functional as F
 
 import amp_ext
 from autocast_cases import Seen, routed
+from programs import run
 
 FP16 = {"device_type": "cpu", "dtype": torch.float16}
 
@@ -46,18 +45,6 @@ def test_install_and_uninstall_can_be_repeated() -> None:
         assert not routes(functools.partial(torch.autocast, enabled=False))
         assert not routed()
     assert states == [(on, on) for on in (False, True, True, False, False, True, False)]
-
-
-def test_within_regions() -> None:
-    """Changes take effect at once in regions of torch, and none in regions of amp_ext."""
-    states = []
-    for region in (torch.autocast, amp_ext.autocast):
-        with region(**FP16):
-            for change in (amp_ext.install, amp_ext.uninstall):
-                change()
-                states.append(routed())
-    assert states == [True, False, True, True]
-    assert not routes()
 
 
 def test_while_other_threads_work() -> None:
@@ -130,14 +117,12 @@ def test_importing_and_uninstall_leave_torch_as_it_was() -> None:
 
     The dispatcher would print warnings of its own.
     """
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, check=False
-    )
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    done = run("-W", "error", "-c", PROGRAM)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_cache_is_not_mixed_with_torchs() -> None:
-    """Neither torch nor amp_ext uses the other's cached copies of weights."""
+    """Changes take effect within a region of torch, which uses none of amp_ext's cached copies."""
     weight = torch.ones(3, 4, requires_grad=True)
 
     def gradient(result: Tensor) -> Tensor:

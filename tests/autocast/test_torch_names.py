@@ -129,18 +129,3 @@ def test_scaler(ours: Any, torchs: Any) -> None:
     assert again._hysteresis == 3
     with pytest.raises(TypeError, match="histeresis"):
         ours.GradScaler(histeresis=3)
-
-
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
-@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-@pytest.mark.parametrize("options", [{}, {"dtype": FP16, "cache_enabled": False}], ids=str)
-def test_regions_have_torchs_attributes(device_type: str, options: dict[str, Any]) -> None:
-    """A region that has been entered has the attributes of torch's."""
-    regions = [package.autocast(device_type, **options) for package in (torch, amp_ext)]
-    names = list(vars(regions[0]))
-    assert {"device", "fast_dtype"} < {*names}
-    with regions[0], regions[1]:
-        pass
-    for name in names:
-        assert getattr(regions[1], name) == getattr(regions[0], name), name
-    assert not hasattr(regions[1], "nonsense")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import faulthandler
 import random
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -37,25 +37,6 @@ def region() -> amp_ext.autocast:
 def forward(net: nn.Module) -> Tensor:
     with region():
         return net(torch.ones(2, 4, dtype=FP16)).sum()
-
-
-def at_once(*works: Callable[[], object]) -> None:
-    """Run each function in a thread of its own; raise the first error."""
-    errors: list[BaseException] = []
-
-    def guarded(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 class InCasts(TorchDispatchMode):
@@ -144,7 +125,9 @@ def interleaving(seed: int) -> None:
                     with InCasts(lambda: run(own), lambda: time.sleep(1e-6)), torch.no_grad():
                         run(own)
 
-    at_once(work, work, work)
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(work) for _ in range(3)]:
+            done.result()
 
 
 def interleavings(count: int) -> None:

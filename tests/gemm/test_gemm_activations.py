@@ -32,10 +32,6 @@ every_curved = pytest.mark.parametrize("activation", CURVED)
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 
-def unit_of(dtypes: tuple[torch.dtype, torch.dtype]) -> float:
-    return 2.0**-52 if FP64 in dtypes else 2.0**-24
-
-
 @against_oracle
 @every_size
 @every_kind
@@ -84,9 +80,7 @@ def test_aux_of_exact_sums(executor: Executor, activation: str) -> None:
 @every_executor
 @every_curved
 def test_is_torchs_activation(executor: Executor, activation: str) -> None:
-    """Activations of every FP16 number equal torch's in float64, within the error of the FP32
-    formula.
-    """
+    """Activations of every FP16 number equal torch's in FP64, within the FP32 formula's error."""
     x = torch.arange(-(2**15), 2**15, device=executor.device).to(torch.int16).view(FP16)
     one = torch.ones(1, 1, device=executor.device)
     actual = executor.ops.gemm(x[:, None], one, activation=activation)[:, 0]
@@ -114,7 +108,7 @@ def test_product_times_derivative(
     column's sum has rows that are off by that and as many additions.
     """
     m, n, k = sizes
-    unit = unit_of(dtypes)
+    unit = 2.0**-52 if FP64 in dtypes else 2.0**-24
     for batch, aux_dtype in zip(itertools.cycle(BATCHES), FLOATS, strict=False):
         a = normal((*batch, m, k), dtypes[0], executor.device)
         b = normal((k, n), dtypes[1], executor.device)
@@ -191,17 +185,13 @@ def test_derivatives_of_batches_and_layouts(executor: Executor) -> None:
         for left, right, options in (
             (a, b, {"trans_b": True}),
             (a.mT.contiguous(), b.mT, {"trans_a": True}),
+            (a, b.repeat(3, 4, 1, 1), {"trans_b": True}),
         ):
             y, sums = executor.ops.gemm_times_derivative(
                 left, right, case, **options, activation="relu", out_dtype=FP32
             )
             assert_equal(y, exact)
             assert_equal(sums, exact.sum((0, 1, 2)))
-    batches = b.expand(3, 4, 6, 7).contiguous()
-    y, sums = executor.ops.gemm_times_derivative(
-        a, batches, aux[..., :6], trans_b=True, activation="relu"
-    )
-    assert_equal(sums, torch.where(aux[..., :6] > 0, product, 0.0).sum((0, 1, 2)))
 
 
 # Numbers where formulas of activations overflow or have no value, and the limits of derivatives.
@@ -273,7 +263,7 @@ def test_relu_stops_what_is_not_finite(executor: Executor) -> None:
     assert y.tolist() == [[0.0, 0.0, math.inf]]
 
 
-@every_executor
+@every_gemm_executor
 def test_column_sums_are_of_unrounded_values(executor: Executor) -> None:
     """Products beyond FP16, and below its spacing, count in full."""
     a, b, aux = (torch.zeros(m, 8, device=executor.device).half() for m in (3, 8, 3))
@@ -282,16 +272,6 @@ def test_column_sums_are_of_unrounded_values(executor: Executor) -> None:
     y, sums = executor.ops.gemm_times_derivative(a, b, aux)
     assert y[:, 0].tolist() == [math.inf, 128.0, -math.inf]
     assert sums[:2].tolist() == [384.0, 1.5]
-
-
-@against_oracle
-def test_a_gradient_does_not_get_lost(executor: Executor) -> None:
-    a, b = (torch.ones(2, 2, device=executor.device) for _ in range(2))
-    op = executor.ops.gemm_times_derivative
-    with pytest.raises(RuntimeError, match="gemm_times_derivative: is not differentiable"):
-        op(a, b.requires_grad_(), a)
-    with torch.no_grad():
-        assert not op(a, b, a)[0].requires_grad
 
 
 @every_executor

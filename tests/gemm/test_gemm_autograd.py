@@ -9,7 +9,7 @@ import torch
 
 from amp_ext import ops
 from autocast_cases import Seen
-from cases import FLOATS, assert_same, normal
+from cases import FLOATS, assert_same, normal, unwritten
 from executors import Executor, against_oracle
 from gemm_cases import FORMS, LARGE, SMALL, Form, cast, gradients
 
@@ -44,14 +44,16 @@ def test_only_what_is_wanted_is_computed(
 
 
 @against_oracle
-def test_no_graph_where_none_is_wanted(executor: Executor) -> None:
-    a, b = (normal((4, 4), FP16, executor.device) for _ in range(2))
-    assert not ops.gemm(a, b).requires_grad
-    a.requires_grad_()
-    for guard in (torch.no_grad, torch.inference_mode):
-        with guard():
-            assert not ops.gemm(a, b, activation="relu").requires_grad
-    assert ops.gemm(a, b).requires_grad
+@pytest.mark.parametrize("op", ["gemm_times_derivative", "gemm_accumulate_"])
+@pytest.mark.parametrize("index", range(3))
+def test_ops_without_a_derivative(executor: Executor, op: str, index: int) -> None:
+    """A tensor that requires a gradient is an error, outside of no_grad."""
+    tensors = [torch.ones(2, 2, device=executor.device) for _ in range(3)]
+    tensors[index].requires_grad_()
+    with unwritten(tensors), pytest.raises(RuntimeError, match=f"{op}: is not differentiable"):
+        getattr(ops, op)(*tensors)
+    with torch.no_grad():
+        getattr(ops, op)(*tensors)
 
 
 @against_oracle
@@ -61,9 +63,7 @@ def test_no_graph_where_none_is_wanted(executor: Executor) -> None:
 def test_in_place_changes_before_backward(
     executor: Executor, wanted: tuple[str, ...], changed: str, activation: str
 ) -> None:
-    """In-place changes before backward are an error if the gradient needs the old value, as in
-    torch.
-    """
+    """A change in place before backward is an error if the gradient needs the old value."""
     leaves = FORMS["all"].leaves(SMALL, lambda shape: normal(shape, FP16, executor.device))
     tensors = {name: leaf.requires_grad_(name in wanted) for name, leaf in leaves.items()}
     options = FORMS["all"].options | {"activation": activation}

@@ -8,13 +8,7 @@ import torch._dynamo.testing
 
 from amp_ext import ops
 from autocast_cases import Seen
-from cases import (
-    FLOATS,
-    assert_all_same,
-    assert_same,
-    normal,
-    unwritten,
-)
+from cases import FLOATS, assert_all_same, assert_same, normal, unwritten
 from executors import Executor, against_oracle
 from gemm_cases import cast, every_kind
 
@@ -49,9 +43,7 @@ def test_equals_gemm(
 
 @against_oracle
 def test_is_one_product_without_copies(executor: Executor) -> None:
-    """A batch of matrices takes one product without copies; bias and activation are no ops of their
-    own.
-    """
+    """A batch of matrices takes one product, with bias and activation, and no copies."""
     x = normal((3, 50, 70), FP16, executor.device)
     weight, bias = normal((33, 70), FP32, executor.device), normal((33,), FP32, executor.device)
     with Seen() as seen:

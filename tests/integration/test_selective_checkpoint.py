@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -19,25 +18,10 @@ from torch.utils.checkpoint import (
 
 import amp_ext
 import amp_ext.nn
+from autocast_cases import Seen
 
 BF16 = torch.bfloat16
 aten = torch.ops.aten
-PRODUCTS = {
-    *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm),
-    *(getattr(torch.ops.amp_ext, f"gemm{more}") for more in ("", "_with_aux", "_times_derivative")),
-}
-
-
-class Products(TorchDispatchMode):
-    """Count products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += getattr(func, "overloadpacket", None) in PRODUCTS
-        return func(*args, **(kwargs or {}))
 
 
 class TorchsMLP(nn.Sequential):
@@ -101,7 +85,7 @@ def trained(
     """Return the number of products of a step, and the gradients."""
     blocks.zero_grad()
     x = torch.linspace(-1.0, 1.0, 64).reshape(2, 4, 8)
-    with Products() as products:
+    with Seen() as seen:
         with region():
             for block in blocks:
                 if policy is None:
@@ -110,7 +94,8 @@ def trained(
                     contexts = functools.partial(create_selective_checkpoint_contexts, policy())
                     x = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
         x.square().sum().backward()
-    return products.count, [param.grad.clone() for param in blocks.parameters()]
+    products = seen.torchs + sum(name.startswith("gemm") for name in seen.names)
+    return products, [param.grad.clone() for param in blocks.parameters()]
 
 
 def blocks(linear: Any, mlp: Any) -> nn.Module:

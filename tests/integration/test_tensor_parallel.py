@@ -82,26 +82,17 @@ def activated(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
     return ops.gemm(a, b, trans_a=True, bias=bias, activation="relu")
 
 
-def summed(a: Tensor, b: Tensor) -> Tensor:
-    return ops.gemm(a, b, trans_a=True, sum_batch=True)
-
-
-def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
-    return ops.mlp(x, weight1, bias1, weight2, bias2, activation="relu")
-
-
 def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return ops.gated_mlp(x, gate, None, up, None, down, None, activation="relu")
-
-
-def derivative(a: Tensor, b: Tensor, aux: Tensor) -> Tensor:
-    return ops.gemm_times_derivative(a, b, aux, activation="relu")
 
 
 def both(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
     return ops.gemm_with_aux(a, b, bias=bias, activation="relu")
 
 
+summed = partial(ops.gemm, trans_a=True, sum_batch=True)
+mlp = partial(ops.mlp, activation="relu")
+derivative = partial(ops.gemm_times_derivative, activation="relu")
 NOT_DIFFERENTIABLE = {derivative, both}
 
 

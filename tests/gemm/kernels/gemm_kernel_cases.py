@@ -52,11 +52,6 @@ class Tile(NamedTuple):
     cooperative: bool
     majors: str
 
-    @property
-    def out_multiple(self) -> int:
-        """Columns of a result without gaps that TMA can store."""
-        return 8 if self.sm90 else 1
-
     def of(self, m: int, n: int) -> tuple[int, int]:
         """Return the size of m by n tiles, the last ones of a few rows and columns."""
         return (m - 1) * self.m + 5, (n - 1) * self.n + (8 if self.sm90 else 9)

@@ -10,16 +10,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import _C
-from gemm_kernel_cases import (
-    BF16,
-    FP16,
-    FP32,
-    Product,
-    check,
-    compute,
-    placed,
-    product,
-)
+from gemm_kernel_cases import BF16, FP16, FP32, Product, check, compute, placed, product
 from planner import gemm_tiles, plan
 from ptx_backend.backend import Ptx
 

@@ -18,16 +18,11 @@ RUNS = 200
 FP16, FP32 = torch.float16, torch.float32
 
 
-def missing() -> str:
-    if not torch.cuda.is_available():
-        return "torch sees no GPU"
-    if torch.cuda.get_device_capability() != (9, 0):
-        return f"{torch.cuda.get_device_name()} is not of Hopper"
-    return ""
-
-
-cuda = pytest.mark.skipif(bool(missing()), reason=missing())
 DEVICE = torch.device("cuda")
+cuda = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="torch sees no Hopper GPU",
+)
 
 
 @pytest.fixture(autouse=True)
