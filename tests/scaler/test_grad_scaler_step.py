@@ -16,7 +16,6 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 import amp_ext.optim
 from fake_cuda import recorder
 from twins import (
-    KINDS,
     OURS,
     THEIRS,
     ScalerClass,
@@ -82,21 +81,6 @@ def test_grad_scale_and_found_inf(preset: Any, unscale_first: bool, grad: Any) -
         return handed, left, before, scaler.get_scale()
 
     assert same_outcome(script)[0] == "returned"
-
-
-@unscale_first_or_not
-@pytest.mark.parametrize("preset", [None, 0.5])
-def test_grad_scale_of_a_step_that_clips(preset: float | None, unscale_first: bool) -> None:
-    """A step that clips gets a grad_scale with an exact coefficient of 1/2."""
-    optimizer, scaler = optimizer_of(TakesAttributes, (12.0, 16.0)), started(OURS)
-    if preset is not None:
-        optimizer.grad_scale = preset
-    if unscale_first:
-        scaler.unscale_(optimizer)
-    scaler.clip_grad_norm_(optimizer, (torch.tensor(5.0) + 1e-6) / 2)
-    (handed, *_) = scaler.step(optimizer)
-    expected = 2.0 * (1.0 if unscale_first else 4.0) * (preset or 1.0)
-    assert handed == plain([torch.tensor(expected), torch.tensor(0.0)])
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
@@ -350,23 +334,6 @@ def test_gradients_that_are_repaired_after_unscaling(fused: bool) -> None:
         return seen, param, scaler.get_scale()
 
     assert same_outcome(script)[1][2] == 4.0
-
-
-@pytest.mark.parametrize("clips", [False, True])
-def test_fused_optimizer_without_gradients(clips: bool) -> None:
-    """A fused step without gradients does nothing after unscaling, as with torch's scaler."""
-    scaler, param = started(OURS), torch.ones(2)
-    optimizer = torch.optim.AdamW([param], fused=True)
-    scaler.clip_grad_norm_(optimizer, 1.0) if clips else scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    assert param.tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("kind", ["scalars", "amp_ext.optim"])
-def test_kernels_without_gradients(kind: str) -> None:
-    """A step by kernels without gradients is an error, as a plain step is."""
-    with pytest.raises(AssertionError, match="No inf checks were recorded"):
-        started(OURS).step(KINDS[kind]([torch.ones(2)], lr=0.5))
 
 
 def test_no_launch_makes_the_scalars_of_a_step() -> None:

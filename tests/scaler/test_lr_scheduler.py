@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
 from amp_ext.optim.lr_scheduler import SkipAware
-from twins import KINDS, OURS, THEIRS, StepsByScalars, every_kind, leaf, params, started
+from twins import KINDS, OURS, StepsByScalars, every_kind, leaf, params, started
 
 
 def train(scaler: Any, optimizer: Optimizer, schedule: Any, values: list[float]) -> list[float]:
@@ -57,10 +57,6 @@ def test_no_warning_where_torch_warns(kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(*halving(kind), [math.inf, math.inf, 1.0])
-    if kind == "host":
-        optimizer, scaler = torch.optim.SGD([leaf([1.0])], lr=1.0), started(THEIRS)
-        with pytest.warns(UserWarning, match=r"`lr_scheduler.step\(\)` before `optimizer.step"):
-            train(scaler, optimizer, StepLR(optimizer, 1), [math.inf])
 
 
 def test_another_optimizers_overflow_does_not_count() -> None:
