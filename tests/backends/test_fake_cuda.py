@@ -16,7 +16,6 @@ if not is_running():
     pytest.skip("these are for tests/fake_cuda/run.py", allow_module_level=True)
 
 RUNTIME = ctypes.CDLL(None)
-RUNTIME.cudaGetErrorString.restype = ctypes.c_char_p
 
 
 def printed(code: str, **settings: str) -> str:
