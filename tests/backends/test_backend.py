@@ -47,15 +47,11 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_triton, "triton_version", lambda: None)
 
 
-def backend_of(device_type: str) -> str:
-    return backend_for(device_type).name
-
-
 def test_without_a_toolkit_triton_runs_the_list_ops_of_a_gpu(without_kernels: None) -> None:
     _C.set_gemm_mode("kernel")
     amp_ext.set_backend(None)
-    assert backend_of("cuda") == "triton"
-    assert backend_of("cpu") == "cpu"
+    assert backend_for("cuda").name == "triton"
+    assert backend_for("cpu").name == "cpu"
 
 
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
@@ -73,11 +69,11 @@ def test_the_cpu_is_tritons_where_it_is_interpreted(
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     amp_ext.set_backend("triton")
-    assert backend_of("cpu") == ("cpu" if interpreted == "0" else "triton")
+    assert backend_for("cpu").name == ("cpu" if interpreted == "0" else "triton")
     on_cuda = backend_for("cuda").name
     assert (on_cuda == "triton") == (interpreted == "0"), "the interpreter has the host's memory"
     amp_ext.set_backend("cpu")
-    assert backend_of("cpu") == "cpu"
+    assert backend_for("cpu").name == "cpu"
 
 
 def test_unknown_backend() -> None:

@@ -75,8 +75,6 @@ CASES = len(list(cases("update_scale", "ptx")))
 
 
 FAMILIES_OF_SM80 = [f for f in FAMILIES if f not in PRODUCTS and "sm90" not in f]
-
-
 FAMILIES_OF_SM90 = [pytest.param(f, marks=pytest.mark.full) for f in FAMILIES if "sm90" in f]
 
 

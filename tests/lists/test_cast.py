@@ -49,14 +49,6 @@ def check(executor: Executor, outputs: list[Tensor], inputs: list[Tensor]) -> No
     assert_all_same(map(surroundings, outputs), map(surroundings, expected))
 
 
-def pair(
-    executor: Executor, size: int, dtype: torch.dtype, output_dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return an output and an input of random values."""
-    output, source = (random((size,), kind, executor.device) for kind in (output_dtype, dtype))
-    return output, source
-
-
 # ---- values ------------------------------------------------------------------------------------
 
 
@@ -133,7 +125,8 @@ def test_every_edge(
     """Sizes around a pack and a chunk are cast; memory around the outputs stays unchanged."""
     outputs, inputs = [], []
     for size in (*range(1, 25), *SIZES):
-        output, source = pair(executor, size + 16, dtype, output_dtype)
+        output = random((size + 16,), output_dtype, executor.device)
+        source = random((size + 16,), dtype, executor.device)
         outputs.append(output[offsets[0] : offsets[0] + size])
         inputs.append(source[offsets[1] : offsets[1] + size])
     check(executor, outputs, inputs)

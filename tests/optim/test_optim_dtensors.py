@@ -227,21 +227,11 @@ def left_to_torch(world: int, folder: Path) -> None:
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
-class Block(nn.Module):
-    """A block of layers with uneven shards, some with fewer rows than ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4)
-        self.last = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.second(self.norm(self.first(x).relu())))
-
-
 def block(dtype: torch.dtype) -> nn.Module:
+    """Return layers with uneven shards, some with fewer rows than ranks."""
     torch.manual_seed(0)
-    return Block().to(dtype)
+    layers = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.Linear(4, 1)
+    return nn.Sequential(*layers).to(dtype)
 
 
 def in_parts(world: int, dtype: torch.dtype, parts: int) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -126,15 +126,10 @@ def _numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return sizes * (torch.randint(0, 2, shape, generator=generator) * 2 - 1)
 
 
-def train(
-    optimizer: Optimizer,
-    steps: Iterable[int],
-    before_step: Callable[[int], Any] = lambda i: None,
-) -> None:
+def train(optimizer: Optimizer, steps: Iterable[int]) -> None:
     """Step once for each number; a number determines the gradients."""
     for i in steps:
         set_grads(params(optimizer), i)
-        before_step(i)
         optimizer.step()
 
 
