@@ -35,28 +35,20 @@ def test_freed_storage(place: Place) -> None:
     assert_refused(place.op, values, text)
 
 
-@pytest.mark.parametrize(
-    ("view", "needed"),
-    [
-        (lambda t: t.view(-1)[4:], 64),
-        (lambda t: t[:, :2], 56),
-        (lambda t: t[1:3], 48),
-        (lambda t: t[3:3], 0),
-    ],
-    ids=["offset", "holes", "rows", "empty"],
-)
-def test_shrunk_storage(view: Callable[[Tensor], Tensor], needed: int) -> None:
+def test_shrunk_storage() -> None:
     """A storage may shrink to the last byte of the view, and no further."""
-    whole = torch.ones(4, 4)
-    grads, found_inf, factor = [torch.ones(2), view(whole)], torch.zeros(()), torch.tensor(0.5)
-    whole.untyped_storage().resize_(needed)
-    ops.unscale_(grads, found_inf, factor)
-    assert grads[1].unique().tolist() == [0.5] * (needed > 0)
-    if needed:
-        whole.untyped_storage().resize_(needed - 1)
-        text = rf"grads\[1\] needs a storage of {needed} bytes, but its storage has {needed - 1}:"
-        values = {"grads": grads, "found_inf": found_inf, "inv_scale": factor}
-        assert_refused("unscale_", values, text)
+    wholes = [torch.ones(4, 4) for _ in range(4)]
+    views = wholes[0].view(-1)[4:], wholes[1][:, :2], wholes[2][1:3], wholes[3][3:3]
+    for whole, view, needed in zip(wholes, views, (64, 56, 48, 0), strict=True):
+        grads, found_inf, factor = [torch.ones(2), view], torch.zeros(()), torch.tensor(0.5)
+        whole.untyped_storage().resize_(needed)
+        ops.unscale_(grads, found_inf, factor)
+        assert view.unique().tolist() == [0.5] * (needed > 0)
+        if needed:
+            whole.untyped_storage().resize_(needed - 1)
+            text = rf"needs a storage of {needed} bytes, but its storage has {needed - 1}:"
+            values = {"grads": grads, "found_inf": found_inf, "inv_scale": factor}
+            assert_refused("unscale_", values, rf"grads\[1\] {text}")
 
 
 # ---- negated -----------------------------------------------------------------------------------
