@@ -177,9 +177,13 @@ def test_the_next_step_is_made_ready(executor: Executor) -> None:
     scale=st.floats(width=32, allow_nan=False),
     tracker=st.integers(0, 10),
     found=st.lists(st.floats(width=32) | st.just(0.0), min_size=1, max_size=4),
-    growth=st.floats(1.0, 1e12, exclude_min=True),
-    backoff=st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
-    interval=st.integers(1, 12),
+    factors=st.fixed_dictionaries(
+        {
+            "growth": st.floats(1.0, 1e12, exclude_min=True),
+            "backoff": st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
+            "interval": st.integers(1, 12),
+        }
+    ),
     options=st.fixed_dictionaries(
         {},
         optional={
@@ -191,14 +195,7 @@ def test_the_next_step_is_made_ready(executor: Executor) -> None:
     ),
 )
 def test_any_numbers(
-    executor: Executor,
-    scale: float,
-    tracker: int,
-    found: list[float],
-    growth: float,
-    backoff: float,
-    interval: int,
-    options: dict[str, Any],
+    executor: Executor, scale: float, tracker: int, found: list[float], factors: Any, options: Any
 ) -> None:
     """Any numbers agree over three updates in a row, with growth and hysteresis trackers."""
 
@@ -211,7 +208,6 @@ def test_any_numbers(
         return state(executor, scale, tracker, **options | made)
 
     ours, oracle = started(), started()
-    factors = {"growth": growth, "backoff": backoff, "interval": interval}
     for values in (found, found, [0.0]):
         update(executor, ours, *values, **factors)
         update(executor, oracle, *values, **factors, ops=reference)
