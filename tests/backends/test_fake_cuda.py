@@ -60,8 +60,7 @@ def branches() -> float:
 
 
 @pytest.mark.parametrize(
-    ("program", "now", "late"),
-    [(early_write, 1, 2), (no_wait, 1, 0), (branches, 20, 10)],
+    ("program", "now", "late"), [(early_write, 1, 2), (no_wait, 1, 0), (branches, 20, 10)]
 )
 def test_orders_differ_where_nothing_is_waited_for(
     program: Callable[[], object], now: object, late: object

@@ -62,10 +62,8 @@ def on_gpu(*shape: int, dtype: torch.dtype = FP16) -> Tensor:
 
 
 def list_calls() -> Iterator[Callable[[], object]]:
-    grads, norms = (
-        [on_gpu(100, dtype=torch.float32) for _ in range(2)],
-        on_gpu(2, dtype=torch.float32),
-    )
+    grads = [on_gpu(100, dtype=torch.float32) for _ in range(2)]
+    norms = on_gpu(2, dtype=torch.float32)
     found_inf, one = on_gpu(dtype=torch.float32), torch.ones((), device="cuda")
     tracker = on_gpu(dtype=torch.int32)
     yield lambda: ops.check_finite(grads, found_inf)

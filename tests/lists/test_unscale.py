@@ -8,16 +8,7 @@ import pytest
 import torch
 
 import reference
-from cases import (
-    FLOATS,
-    NON_FINITE,
-    assert_all_same,
-    assert_same,
-    bits,
-    copies,
-    patterns,
-    random,
-)
+from cases import FLOATS, NON_FINITE, assert_all_same, assert_same, bits, copies, patterns, random
 from executors import Executor, against_oracle, every_executor
 
 # 1.5 gives products half-way between two 16-bit values, 2**-140 is subnormal.

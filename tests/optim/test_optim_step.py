@@ -183,8 +183,7 @@ def test_what_is_left_to_torch(case: str) -> None:
     for optimizer in (ours, torchs):
         optimizer.step()
     assert calls == [1]
-    mine, other = (params(optimizer)[0] for optimizer in (ours, torchs))
-    assert_same_bits(mine.detach(), other.detach())
+    assert_same_bits(params(ours), params(torchs))
 
     ours._step_scalars = StepScalars(torch.tensor(0.0))
     with pytest.raises(RuntimeError, match=f"SGD.step: clip_grad_norm_.*{why}"):
@@ -214,8 +213,7 @@ def test_kernels_after_torch_and_before() -> None:
         for grad in (sparse().grad.to_dense(), sparse().grad, sparse().grad.to_dense()):
             param.grad = grad
             optimizer.step()
-    ours, torchs = (params(optimizer)[0] for optimizer in optimizers)
-    assert_same_bits(ours.detach(), torchs.detach())  # numbers of few bits
+    assert_same_bits(*map(params, optimizers))  # numbers of few bits
 
 
 # ---- parameters with shared memory, which torch's step updates -----------------------------------
@@ -356,10 +354,7 @@ def test_tensor_lr_and_scheduler(executor: Executor, dtype: torch.dtype) -> None
             scheduler.step()
     assert isinstance(tensor.param_groups[0]["lr"], Tensor)
     assert number.param_groups[0]["lr"] == tensor.param_groups[0]["lr"] == 0.25 / 8
-    for mine, other in zip(
-        tensor.param_groups[0]["params"], number.param_groups[0]["params"], strict=True
-    ):
-        assert_same_bits(mine.detach(), other.detach())
+    assert_same_bits(params(tensor), params(number))
 
 
 def test_a_step_is_seen_by_autograd_and_autocast() -> None:

@@ -13,17 +13,7 @@ import reference
 from amp_ext import ops
 from cases import CHUNKS, assert_all_same, assert_same, tensors, threads, unwritten
 from executors import CPU, Executor, against_oracle, every_executor
-from optim_cases import (
-    BF16,
-    FP16,
-    FP32,
-    OPS,
-    Values,
-    call,
-    check,
-    copied,
-    placed,
-)
+from optim_cases import BF16, FP16, FP32, OPS, Values, call, check, copied, placed
 
 every_op = pytest.mark.parametrize("op", OPS)
 CHUNK = CHUNKS[0]
