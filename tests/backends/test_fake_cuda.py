@@ -151,20 +151,16 @@ def test_lists_of_any_length_on_any_driver(driver: str) -> None:
     assert printed(LISTS, driver=driver) == "16.0"
 
 
-PRODUCT = """
-import ctypes, threading
-import amp_ext
-from fake_cuda.recorder import recorded
-a = torch.ones(1024, 1024, device="cuda").half()
-"""
-
-
 def test_product_in_a_thread_without_a_context() -> None:
     """A product runs in a thread without a context, though tensor maps need one.
 
     Threads of autograd may have no context.
     """
-    code = f"""{PRODUCT}
+    code = """
+import ctypes, threading
+import amp_ext
+from fake_cuda.recorder import recorded
+a = torch.ones(1024, 1024, device="cuda").half()
 def multiply():
     global out
     out = amp_ext.ops.gemm(a, a)

@@ -18,8 +18,6 @@ pytestmark = [
     pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed"),
 ]
 FP16, BF16 = torch.float16, torch.bfloat16
-LARGEST_NUMBER = 2**32
-"""The largest argument that is not an address."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +51,7 @@ def described(x: Any) -> Any:
 
     if isinstance(x, TensorDescriptor):
         return described(x.base.data_ptr()), x.shape, x.strides, x.block_shape
-    is_address = isinstance(x, int) and x > LARGEST_NUMBER
+    is_address = isinstance(x, int) and x > 2**32
     return "address" if is_address else x
 
 

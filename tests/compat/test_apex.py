@@ -382,13 +382,11 @@ def test_a_static_scale_of_1_may_be_loaded() -> None:
     assert optimizer.param_groups[0]["params"][0].item() == -1.0
 
 
-def test_a_step_that_fails_is_skipped_when_it_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_fails_is_skipped_when_it_is_tried_again() -> None:
     """An overflow stays recorded until a step has been made or skipped."""
     optimizer = one_weight(loss_scale="dynamic")
     a_loss(optimizer, overflow=True)
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(amp_ext.GradScaler, "step", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             optimizer.step()

@@ -22,6 +22,8 @@ from ranks import DEVICE, Cases, needs_gloo, run
 from twins import OURS, started
 
 if distributed.is_available():
+    from torch.distributed import get_rank as rank
+    from torch.distributed import get_world_size as world
     from torch.distributed.fsdp import (
         CPUOffload,
         FullyShardedDataParallel,
@@ -37,14 +39,6 @@ LR, SCALE = 2.0**-5, 8.0
 
 def integers(*shape: int) -> Tensor:
     return torch.randint(-2, 3, shape).float().to(DEVICE)
-
-
-def rank() -> int:
-    return distributed.get_rank()
-
-
-def world() -> int:
-    return distributed.get_world_size()
 
 
 # ---- whole trainings -----------------------------------------------------------------------------

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -76,30 +75,23 @@ WATCHES: dict[str, Callable[[Any, Look], Any]] = {
 }
 
 
-@contextmanager
-def watched(watch: Callable[..., Any], optimizer: Any) -> Iterator[list[float]]:
-    """Give the gradients that other code sees in steps."""
-    seen: list[float] = []
-    handle = watch(optimizer, lambda: seen.append(grads(optimizer)[0].item()))
-    try:
-        yield seen
-    finally:
-        if handle is not None:
-            handle.remove()
-
-
 @pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize("watch", WATCHES.values(), ids=WATCHES)
 def test_a_watched_step_sees_unscaled_gradients(watch: Callable[..., Any], clips: bool) -> None:
     """A watched step is not called after an overflow."""
     optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5, fused=clips), started(OURS)
-    with watched(watch, optimizer) as seen:
+    seen: list[float] = []
+    handle = watch(optimizer, lambda: seen.append(grads(optimizer)[0].item()))
+    try:
         for value in (8.0, math.inf):
             grads(optimizer)[0].fill_(value)
             if clips:
                 scaler.clip_grad_norm_(optimizer, 1.0)
             scaler.step(optimizer)
             scaler.update()
+    finally:
+        if handle is not None:
+            handle.remove()
     assert seen == [pytest.approx(1.0 if clips else 2.0, rel=1e-5)]
     assert params(optimizer)[0].item() == pytest.approx(0.5 if clips else 0.0, abs=1e-5)
     assert scaler.step_was_skipped
