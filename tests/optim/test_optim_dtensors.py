@@ -46,8 +46,7 @@ def everything(optimizer: torch.optim.Optimizer, of: Callable[[Tensor], Tensor])
             of(param.detach()).clone(),
             {name: of(value).clone() for name, value in optimizer.state.get(param, {}).items()},
         )
-        for group in optimizer.param_groups
-        for param in group["params"]
+        for param in optimizer.param_groups[0]["params"]
     ]
 
 
@@ -94,10 +93,7 @@ def set_grads(params: list[Tensor], wholes: list[Tensor], seed: int) -> None:
 
 
 def train_both(ours: Any, same: Any, steps: range) -> None:
-    params, wholes = (
-        [param for group in optimizer.param_groups for param in group["params"]]
-        for optimizer in (ours, same)
-    )
+    params, wholes = (optimizer.param_groups[0]["params"] for optimizer in (ours, same))
     for seed in steps:
         set_grads(params, wholes, seed)
         same.step()
