@@ -128,9 +128,8 @@ def test_tensors_outlive_a_launch_that_runs_other_threads(
             grads.clear()
             parameter.grad = None
 
-        thread = threading.Thread(target=clear)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor() as pool:
+            pool.submit(clear).result()
         seen.append([reference() is not None for reference in alive])
 
     monkeypatch.setattr(TRITON[op], launch)

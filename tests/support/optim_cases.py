@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 import reference
 from cases import assert_all_same, copies, surroundings, tensors
 from executors import Executor
+from twins import params
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 Values = dict[str, Any]
@@ -108,10 +109,6 @@ def params_of(
     """Return parameters of magnitudes from 1/2 to 2, equal for equal seeds."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.nn.Parameter(_numbers(shape, generator).to(device, dtype)) for shape in shapes]
-
-
-def params(optimizer: Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def set_grads(params: Sequence[Tensor], seed: int, scale: float = 1.0) -> None:
