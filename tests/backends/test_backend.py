@@ -47,15 +47,11 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_triton, "triton_version", lambda: None)
 
 
-def backend_of(device_type: str) -> str:
-    return backend_for(device_type).name
-
-
 def test_without_a_toolkit_triton_runs_the_list_ops_of_a_gpu(without_kernels: None) -> None:
     _C.set_gemm_mode("kernel")
     amp_ext.set_backend(None)
-    assert backend_of("cuda") == "triton"
-    assert backend_of("cpu") == "cpu"
+    assert backend_for("cuda").name == "triton"
+    assert backend_for("cpu").name == "cpu"
 
 
 @pytest.mark.skipif(_C.cuda_built(), reason="this module has CUDA kernels")
@@ -73,11 +69,11 @@ def test_the_cpu_is_tritons_where_it_is_interpreted(
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     amp_ext.set_backend("triton")
-    assert backend_of("cpu") == ("cpu" if interpreted == "0" else "triton")
+    assert backend_for("cpu").name == ("cpu" if interpreted == "0" else "triton")
     on_cuda = backend_for("cuda").name
     assert (on_cuda == "triton") == (interpreted == "0"), "the interpreter has the host's memory"
     amp_ext.set_backend("cpu")
-    assert backend_of("cpu") == "cpu"
+    assert backend_for("cpu").name == "cpu"
 
 
 def test_unknown_backend() -> None:
@@ -87,33 +83,25 @@ def test_unknown_backend() -> None:
     assert amp_ext.get_backend() == before
 
 
-@pytest.mark.parametrize(
-    ("torch_cuda", "first"), [("13.0", ""), (None, "install a CUDA build of torch, then ")]
-)
 def test_missing_backends_say_what_to_install(
-    torch_cuda: str | None,
-    first: str,
-    without_kernels: None,
-    without_triton: None,
-    monkeypatch: pytest.MonkeyPatch,
+    without_kernels: None, without_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
     amp_ext.set_backend("cpu")
     with pytest.raises(RuntimeError, match=r"Triton is not installed; pip install triton$"):
         amp_ext.set_backend("triton")
-    expected = rf"was not built; {first}rebuild amp_ext with: FORCE_CUDA=1 "
-    with pytest.raises(RuntimeError, match=expected):
-        amp_ext.set_backend("cuda")
+    for torch_cuda, first in (("13.0", ""), (None, "install a CUDA build of torch, then ")):
+        monkeypatch.setattr(torch.version, "cuda", torch_cuda)
+        expected = rf"was not built; {first}rebuild amp_ext with: FORCE_CUDA=1 "
+        with pytest.raises(RuntimeError, match=expected):
+            amp_ext.set_backend("cuda")
     assert amp_ext.get_backend() == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("found", "words"), [("3.5.1", "3.5.1 is too old; pip install 'triton>=3.6'"), ("3.10.0", "")]
-)
-def test_versions_of_triton(found: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_triton, "triton_version", lambda: found)
-    assert _triton.why_not_triton().endswith(words)
-    assert bool(words) == bool(_triton.why_not_triton())
+def test_versions_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_triton, "triton_version", lambda: "3.5.1")
+    assert _triton.why_not_triton().endswith("3.5.1 is too old; pip install 'triton>=3.6'")
+    monkeypatch.setattr(_triton, "triton_version", lambda: "3.10.0")
+    assert not _triton.why_not_triton()
 
 
 def test_a_folder_of_that_name_is_not_triton(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,9 +128,8 @@ def test_tensors_outlive_a_launch_that_runs_other_threads(
             grads.clear()
             parameter.grad = None
 
-        thread = threading.Thread(target=clear)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor() as pool:
+            pool.submit(clear).result()
         seen.append([reference() is not None for reference in alive])
 
     monkeypatch.setattr(TRITON[op], launch)
@@ -165,36 +152,23 @@ def test_environment_variable_chooses() -> None:
     assert (process.stdout, process.stderr) == ("triton triton False\n", "")
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "words"),
-    [
+def test_wrong_environment_variable_fails_the_import() -> None:
+    for variable, value, words in (
         ("AMP_EXT_BACKEND", "hip", "amp_ext, AMP_EXT_BACKEND=hip: set_backend: name must be"),
         ("AMP_EXT_GEMM", "kernels", "amp_ext: AMP_EXT_GEMM must be auto, kernel or library, got"),
-    ],
-)
-def test_wrong_environment_variable_fails_the_import(variable: str, value: str, words: str) -> None:
-    process = programs.run("-c", "import amp_ext", **{variable: value})
-    assert process.returncode == 1
-    assert process.stderr.splitlines()[-1].startswith(f"ImportError: {words}")
+    ):
+        process = programs.run("-c", "import amp_ext", **{variable: value})
+        assert process.returncode == 1
+        assert process.stderr.splitlines()[-1].startswith(f"ImportError: {words}")
 
 
-@pytest.mark.parametrize(
-    ("too_large", "fits"),
-    [
-        ((2**31, 1, 64), (2**30, 1, 64)),
-        ((1, 2**31, 64), (1, 2**30, 64)),
-        ((2**28, 1, 2**14), (2**26, 1, 2**14)),
-    ],
-    ids=["m", "k", "tiles"],
-)
-def test_triton_refuses_products_that_32_bits_cannot_count(
-    too_large: tuple[int, int, int], fits: tuple[int, int, int], interpreted_triton: None
-) -> None:
+def test_triton_refuses_products_that_32_bits_cannot_count(interpreted_triton: None) -> None:
     _C.set_gemm_mode("kernel")
     one = torch.ones(1, dtype=torch.float16)
-    for (m, k, n), is_triton in ((too_large, False), (fits, True)):
+    too_large = (2**31, 1, 64), (1, 2**31, 64), (2**28, 1, 2**14)  # m, k, tiles
+    for m, k, n in (*too_large, (2**30, 1, 64), (1, 2**30, 64), (2**26, 1, 2**14)):
         backend, _ = _C.gemm_choice(one.expand(m, k), one.expand(k, n))
-        assert (backend == "triton") is is_triton
+        assert (backend == "triton") is ((m, k, n) not in too_large), (m, k, n)
 
 
 # ---- errors in a kernel's function -------------------------------------------------------------

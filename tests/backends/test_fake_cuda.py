@@ -16,7 +16,6 @@ if not is_running():
     pytest.skip("these are for tests/fake_cuda/run.py", allow_module_level=True)
 
 RUNTIME = ctypes.CDLL(None)
-RUNTIME.cudaGetErrorString.restype = ctypes.c_char_p
 
 
 def printed(code: str, **settings: str) -> str:
@@ -61,8 +60,7 @@ def branches() -> float:
 
 
 @pytest.mark.parametrize(
-    ("program", "now", "late"),
-    [(early_write, 1, 2), (no_wait, 1, 0), (branches, 20, 10)],
+    ("program", "now", "late"), [(early_write, 1, 2), (no_wait, 1, 0), (branches, 20, 10)]
 )
 def test_orders_differ_where_nothing_is_waited_for(
     program: Callable[[], object], now: object, late: object
@@ -153,20 +151,16 @@ def test_lists_of_any_length_on_any_driver(driver: str) -> None:
     assert printed(LISTS, driver=driver) == "16.0"
 
 
-PRODUCT = """
-import ctypes, threading
-import amp_ext
-from fake_cuda.recorder import recorded
-a = torch.ones(1024, 1024, device="cuda").half()
-"""
-
-
 def test_product_in_a_thread_without_a_context() -> None:
     """A product runs in a thread without a context, though tensor maps need one.
 
     Threads of autograd may have no context.
     """
-    code = f"""{PRODUCT}
+    code = """
+import ctypes, threading
+import amp_ext
+from fake_cuda.recorder import recorded
+a = torch.ones(1024, 1024, device="cuda").half()
 def multiply():
     global out
     out = amp_ext.ops.gemm(a, a)

@@ -18,8 +18,6 @@ pytestmark = [
     pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed"),
 ]
 FP16, BF16 = torch.float16, torch.bfloat16
-LARGEST_NUMBER = 2**32
-"""The largest argument that is not an address."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +51,7 @@ def described(x: Any) -> Any:
 
     if isinstance(x, TensorDescriptor):
         return described(x.base.data_ptr()), x.shape, x.strides, x.block_shape
-    is_address = isinstance(x, int) and x > LARGEST_NUMBER
+    is_address = isinstance(x, int) and x > 2**32
     return "address" if is_address else x
 
 
@@ -62,10 +60,8 @@ def on_gpu(*shape: int, dtype: torch.dtype = FP16) -> Tensor:
 
 
 def list_calls() -> Iterator[Callable[[], object]]:
-    grads, norms = (
-        [on_gpu(100, dtype=torch.float32) for _ in range(2)],
-        on_gpu(2, dtype=torch.float32),
-    )
+    grads = [on_gpu(100, dtype=torch.float32) for _ in range(2)]
+    norms = on_gpu(2, dtype=torch.float32)
     found_inf, one = on_gpu(dtype=torch.float32), torch.ones((), device="cuda")
     tracker = on_gpu(dtype=torch.int32)
     yield lambda: ops.check_finite(grads, found_inf)

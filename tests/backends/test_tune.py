@@ -65,10 +65,8 @@ def stored(file: Path) -> list[Any]:
 def test_a_table_that_lies_is_corrected(file: Path) -> None:
     """The next tune() corrects a wrong entry; entries it does not measure stay."""
     a, b = small_products()
-    lie, other = (
-        entry(noted(ops.gemm, a, b), "cpu", 2),
-        entry(noted(ops.gemm, a[0], b[0]), "cpu", 2),
-    )
+    lie = entry(noted(ops.gemm, a, b), "cpu", 2)
+    other = entry(noted(ops.gemm, a[0], b[0]), "cpu", 2)
     tune.update_table("cpu", [lie, other])
     assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
     with amp_ext.tune(seconds=2) as results:

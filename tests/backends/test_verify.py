@@ -75,8 +75,6 @@ CASES = len(list(cases("update_scale", "ptx")))
 
 
 FAMILIES_OF_SM80 = [f for f in FAMILIES if f not in PRODUCTS and "sm90" not in f]
-
-
 FAMILIES_OF_SM90 = [pytest.param(f, marks=pytest.mark.full) for f in FAMILIES if "sm90" in f]
 
 
@@ -231,13 +229,22 @@ def kernel_of_product(library: Ptx, a: Tensor) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "aligned", "unaligned"),
-    [("none", "sm90", "sm80"), ("sm80", "sm90", ""), ("sm90", "sm80", "sm80")],
+    ("wrong", "aligned", "unaligned", "measured"),
+    [
+        ("none", "sm90", "sm80", {"sm80", "sm90"}),
+        ("sm80", "sm90", "", {"sm90"}),
+        ("sm90", "sm80", "sm80", {"sm80"}),
+    ],
 )
 def test_a_wrong_kernel_of_products_leaves_the_other(
-    load: Load, monkeypatch: pytest.MonkeyPatch, wrong: str, aligned: str, unaligned: str
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: str,
+    aligned: str,
+    unaligned: str,
+    measured: set[str],
 ) -> None:
-    """A wrong kernel leaves the other: TMA cannot load unaligned operands."""
+    """A wrong kernel leaves the other, also to be measured: TMA loads no unaligned operands."""
 
     def verify_family(backend: str, family: str, device: str) -> verify.Result:
         return verify.Result("wrong" if wrong in family else "", "today")
@@ -245,51 +252,28 @@ def test_a_wrong_kernel_of_products_leaves_the_other(
     monkeypatch.setattr(verify, "verify_family", verify_family)
     library = load()
     library.set_sm90(True)
-    try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            chosen = [kernel_of_product(library, a) for a in (ALIGNED, UNALIGNED)]
-    finally:
-        library.set_sm90(False)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        chosen = [kernel_of_product(library, a) for a in (ALIGNED, UNALIGNED)]
     assert chosen == [aligned, unaligned]
     texts = [str(warning.message) for warning in warned]
     assert len(texts) == (wrong != "none")
     assert all(f"ptx kernels of gemm_{wrong}_f16 did not pass" in text for text in texts)
 
-
-def test_a_tile_that_is_not_left_is_not_measured(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = load()
-    library.set_sm90(True)
-    result = verify.Result("", "today")
-    monkeypatch.setattr(
-        verify,
-        "verify_family",
-        lambda backend, family, device: result._replace(failure="sm90" * ("sm90" in family)),
-    )
-    try:
-        assert _C.start_noting()
-        with pytest.warns(RuntimeWarning, match="gemm_sm90_f16"):
-            ops.gemm(ALIGNED, ALIGNED)
-        (product,) = _C.stop_noting()
-        variants = [variant for name, variant in product.candidates(False) if name == "ptx"]
-    finally:
-        library.set_sm90(False)
-    assert variants and all(variant % 2 == 0 for variant in variants)  # odd: of sm90
+    assert _C.start_noting()
+    ops.gemm(ALIGNED, torch.ones(64, 256).half())
+    (product,) = _C.stop_noting()
+    variants = [variant for name, variant in product.candidates(False) if name == "ptx"]
+    assert {("sm80", "sm90")[variant % 2] for variant in variants if variant} == measured
 
 
 def test_a_driver_without_tensor_maps_turns_off_sm90_alone(load: Load) -> None:
     library = load()
     library.set_sm90(True)
     library.refuse_tensor_maps(True)
-    try:
-        with pytest.warns(RuntimeWarning, match=r"gemm_sm90_f16 cannot run.*tensor map"):
-            ops.gemm(ALIGNED, ALIGNED)
-        assert kernel_of_product(library, ALIGNED) == "sm80"
-    finally:
-        library.refuse_tensor_maps(False)
-        library.set_sm90(False)
+    with pytest.warns(RuntimeWarning, match=r"gemm_sm90_f16 cannot run.*tensor map"):
+        ops.gemm(ALIGNED, ALIGNED)
+    assert kernel_of_product(library, ALIGNED) == "sm80"
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family[:4] != "gemm"])

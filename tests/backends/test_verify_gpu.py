@@ -12,11 +12,6 @@ import programs
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def run(code: str, cache: Path, **variables: str) -> str:
-    """Return the output of a program with the records in a folder."""
-    return programs.output(code, AMP_EXT_VERIFY="1", XDG_CACHE_HOME=str(cache), **variables)
-
-
 ONE_STEP = """
     import threading, pytest, torch
     from amp_ext import ops, verify
@@ -84,11 +79,8 @@ THREADS = """
 
 @pytest.mark.parametrize(
     "use",
-    [
-        pytest.param(CAPTURE, id="nothing is verified in a capture"),
-        pytest.param(CAPTURE_BY_ANOTHER_THREAD, id="which is not ended by another thread"),
-        pytest.param(THREADS, id="threads, devices and modes"),
-    ],
+    [CAPTURE, CAPTURE_BY_ANOTHER_THREAD, THREADS],
+    ids=["nothing is verified in a capture", "which another thread does not end", "threads"],
 )
 def test_the_first_use_on_a_gpu(use: str, tmp_path: Path) -> None:
-    run(ONE_STEP + use, tmp_path)
+    programs.output(ONE_STEP + use, AMP_EXT_VERIFY="1", XDG_CACHE_HOME=str(tmp_path))

@@ -7,14 +7,12 @@ import copy
 import random
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_ext
 from amp_ext.compat.apex import amp, from_grad_scaler, install, to_grad_scaler
@@ -33,6 +31,7 @@ from apex_program import (
     train_apex,
     train_plain,
 )
+from autocast_cases import Seen
 
 on_devices = pytest.mark.parametrize("device", DEVICES)
 
@@ -161,14 +160,6 @@ def test_schedulers_see_steps(opt_level: str, when: str) -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(LR * 0.01)
 
 
-class NoWait(TorchDispatchMode):
-    """A number that refuses to come to the host."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func is not torch.ops.aten._local_scalar_dense.default, "the host waits"
-        return func(*args, **(kwargs or {}))
-
-
 @on_devices
 @pytest.mark.parametrize(("opt_level", "optimizer"), [("O1", "optim.AdamW"), ("O2", "torch.SGD")])
 def test_a_skipped_step_waits_for_nothing(opt_level: str, optimizer: str, device: str) -> None:
@@ -178,10 +169,11 @@ def test_a_skipped_step_waits_for_nothing(opt_level: str, optimizer: str, device
     for overflow in (False, True, False):
         before = model.fc1.weight.detach().clone()
         loss = loss_of(model, x, y, overflow)
-        with NoWait():
+        with Seen() as seen:
             with amp.scale_loss(loss, optimizer) as scaled_loss:
                 scaled_loss.backward()
             optimizer.step()
+        assert torch.ops.aten._local_scalar_dense.default not in seen.ops, "the host waits"
         optimizer.zero_grad()
         assert torch.equal(before, model.fc1.weight) == overflow
 
@@ -390,13 +382,11 @@ def test_a_static_scale_of_1_may_be_loaded() -> None:
     assert optimizer.param_groups[0]["params"][0].item() == -1.0
 
 
-def test_a_step_that_fails_is_skipped_when_it_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_fails_is_skipped_when_it_is_tried_again() -> None:
     """An overflow stays recorded until a step has been made or skipped."""
     optimizer = one_weight(loss_scale="dynamic")
     a_loss(optimizer, overflow=True)
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(amp_ext.GradScaler, "step", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             optimizer.step()
@@ -407,25 +397,21 @@ def test_a_step_that_fails_is_skipped_when_it_is_tried_again(
 # ---- errors --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_bad_options() -> None:
+    """An option that cannot be is an error, and nothing has changed."""
+    model, optimizer = new()
+    for options, text in (
         ({"opt_level": "02"}, "opt_level: expected one of O0, O1, O2, O3, got '02'"),
         ({"opt_level": "O2", "keep_batchnorm_fp32": "true"}, "got 'true'"),
         ({"loss_scale": "dynamical"}, "could not convert"),
         ({"loss_scale": 1e39}, r"positive float32, got 1e\+39"),
         ({"num_losses": 0}, "num_losses: expected an integer of at least 1, got 0"),
         ({"min_loss_scale": 4.0, "max_loss_scale": 2.0}, "4.0 and 2.0"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_bad_options(options: dict[str, Any], text: str) -> None:
-    """An option that cannot be is an error, and nothing has changed."""
-    model, optimizer = new()
-    with pytest.raises(ValueError, match=text):
-        amp.initialize(model, optimizer, **options)
-    assert type(model) is Net and model.fc1.weight.dtype == torch.float32
-    assert not hasattr(optimizer, "_amp_stash") and "step" not in vars(optimizer)
+    ):
+        with pytest.raises(ValueError, match=text):
+            amp.initialize(model, optimizer, **options)
+        assert type(model) is Net and model.fc1.weight.dtype == torch.float32
+        assert not hasattr(optimizer, "_amp_stash") and "step" not in vars(optimizer)
 
 
 def replaced_step() -> torch.optim.Optimizer:
@@ -434,25 +420,19 @@ def replaced_step() -> torch.optim.Optimizer:
     return optimizer
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        (lambda: (Net,), TypeError, "models: expected a torch"),
-        (lambda: ([],), TypeError, "models: expected a torch"),
-        (lambda: (Net(), 1), TypeError, "optimizers: expected a torch"),
-        (lambda: (nn.DataParallel(Net()),), RuntimeError, "Wrap the model that"),
-        (lambda: (Net(), torch.optim.RMSprop(Net().parameters())), RuntimeError, "got RMSprop"),
-        (lambda: (Net(), replaced_step()), RuntimeError, "before you replace step"),
-        (lambda: (Net(), [new()[1]] * 2), RuntimeError, "was given before"),
-    ],
-    ids=["class", "none", "number", "DataParallel", "RMSprop", "step", "twice"],
-)
-def test_bad_models_and_optimizers(
-    arguments: Callable[[], Any], error: type[Exception], text: str
-) -> None:
+def test_bad_models_and_optimizers() -> None:
     """O2 refuses models and optimizers it cannot prepare."""
-    with pytest.raises(error, match=f"amp.initialize: {text}|{text}"):
-        amp.initialize(*arguments(), opt_level="O2")
+    for arguments, error, text in (
+        ((Net,), TypeError, "models: expected a torch"),
+        (([],), TypeError, "models: expected a torch"),
+        ((Net(), 1), TypeError, "optimizers: expected a torch"),
+        ((nn.DataParallel(Net()),), RuntimeError, "Wrap the model that"),
+        ((Net(), torch.optim.RMSprop(Net().parameters())), RuntimeError, "got RMSprop"),
+        ((Net(), replaced_step()), RuntimeError, "before you replace step"),
+        ((Net(), [new()[1]] * 2), RuntimeError, "was given before"),
+    ):
+        with pytest.raises(error, match=f"amp.initialize: {text}|{text}"):
+            amp.initialize(*arguments, opt_level="O2")
 
 
 def test_bad_losses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,8 @@
-"""Test casts around forward, as amp.initialize and apply_policy give them to modules."""
+"""Test casts around forward, by amp.initialize and apply_policy, and the policies of Keras."""
 
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,9 +17,9 @@ from amp_ext.compat.apex import amp
 from amp_ext.compat.keras import apply_policy
 from amp_ext.nn import MLP
 from apex_program import Net, batches
-from cases import assert_same
+from cases import assert_same, through_a_file
 
-FP16, FP32, FP64 = torch.float16, torch.float32, torch.float64
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 X = next(batches())[0]
 
 GIVERS: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -30,17 +29,15 @@ GIVERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 by_both = pytest.mark.parametrize("give", GIVERS.values(), ids=GIVERS)
 
 
-def saved_and_loaded(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 @by_both
 @pytest.mark.parametrize(
     "copied",
-    [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved_and_loaded],
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda m: pickle.loads(pickle.dumps(m)),
+        lambda m: through_a_file(m, weights_only=False),
+    ],
     ids=["copy", "deepcopy", "pickle", "torch.save"],
 )
 def test_copies_and_pickles_cast(give: Callable[..., Any], copied: Callable[..., Any]) -> None:
@@ -83,23 +80,17 @@ def test_compiled_modules_cast(give: Callable[..., Any]) -> None:
 
 
 @by_both
-@pytest.mark.parametrize(
-    ("spoil", "error", "text"),
-    [
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_modules_that_cannot_cast(give: Callable[..., Any]) -> None:
+    """A module with a replaced forward or with 16-bit parameters is refused."""
+    for spoil, error, text in (
         (lambda model: torch.compile(model, backend="eager"), TypeError, "of its class"),
         (torch.jit.script, TypeError, "of its class"),
         (torch.fx.symbolic_trace, TypeError, "of its class"),
-        (lambda model: model.half(), ValueError, r"weight: expected torch.float32, got .*float16"),
-    ],
-    ids=["compile", "script", "fx", "half"],
-)
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_modules_that_cannot_cast(
-    give: Callable[..., Any], spoil: Callable[..., Any], error: type[Exception], text: str
-) -> None:
-    """A module with a replaced forward or with 16-bit parameters is refused."""
-    with pytest.raises(error, match=text):
-        give(spoil(nn.Linear(2, 2)))
+        (nn.Module.half, ValueError, r"weight: expected torch.float32, got .*float16"),
+    ):
+        with pytest.raises(error, match=text):
+            give(spoil(nn.Linear(2, 2)))
 
 
 def test_nested_arguments_and_results_are_cast() -> None:
@@ -134,5 +125,64 @@ def test_fused_layers_call_modules_with_casts() -> None:
     mlp = MLP(4, 8)
     apply_policy(mlp.fc2, "mixed_float16")
     assert mlp(x).dtype == FP16
-    with amp_ext.autocast("cpu", torch.bfloat16):
+    with amp_ext.autocast("cpu", BF16):
         assert apply_policy(mlp, "float32")(x).dtype == FP16
+
+
+# ---- policies of Keras ---------------------------------------------------------------------------
+
+
+def test_bad_policies() -> None:
+    """A name that is no policy's is an error, and the module stays."""
+    module = nn.ReLU()
+    for name, text in (
+        ("float16", "got 'float16'. Variables stay float32: write 'mixed_float16'"),
+        ("mixed_float8", "one of 'float32', 'mixed_float16', 'mixed_bfloat16', got"),
+        (torch.float16, "got torch.float16"),
+    ):
+        with pytest.raises(ValueError, match=f"apply_policy: policy: .*{text}"):
+            apply_policy(module, name)
+        assert type(module) is nn.ReLU
+
+
+def types(model: nn.Module) -> list[torch.dtype]:
+    """Return the dtypes of the layers' results, without a region and in one of bfloat16."""
+    x = torch.ones(2, 4)
+    seen = []
+    hooks = [layer.register_forward_hook(lambda *a: seen.append(a[2].dtype)) for layer in model]
+    model(x)
+    with amp_ext.autocast("cpu", BF16):
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def test_a_modules_own_policy_wins() -> None:
+    """A submodule's policy replaces the outer one, and both replace the caller's region."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    assert types(model) == [FP32, FP32, BF16, BF16]
+    apply_policy(model, "mixed_float16")
+    assert types(model) == [FP16, FP16, FP16, FP16]
+    apply_policy(model[1], "float32")
+    assert types(model) == [FP16, FP32, FP16, FP32]
+    assert model[1].dtype_policy == "float32"
+    apply_policy(model, "float32", only=nn.Linear)
+    assert types(model) == [FP32] * 4
+    assert isinstance(model[0], nn.Linear)
+
+
+def test_modules_that_cannot_have_a_policy() -> None:
+    """Nothing of a model changes where one of its modules cannot have the policy."""
+    attention = nn.MultiheadAttention(4, 2)
+    for module, error, text, options in (
+        (3, TypeError, "expected a torch.nn.Module, got 3", {}),
+        (attention, ValueError, "reads the parameters of out_proj", {"only": nn.Linear}),
+        (nn.ReLU(), ValueError, "has no module of only=", {"only": nn.Conv2d}),
+    ):
+        with pytest.raises(error, match=f"apply_policy: .*{text}"):
+            apply_policy(module, "mixed_float16", **options)
+    model = nn.Sequential(nn.Linear(4, 4), attention)
+    with pytest.raises(ValueError, match="out_proj"):
+        apply_policy(model, "mixed_float16", only=nn.Linear)
+    assert type(model[0]) is nn.Linear

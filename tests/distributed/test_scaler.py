@@ -21,20 +21,24 @@ import amp_ext
 from ranks import DEVICE, Cases, needs_gloo, run
 from twins import OURS, started
 
+if distributed.is_available():
+    from torch.distributed import get_rank as rank
+    from torch.distributed import get_world_size as world
+    from torch.distributed.fsdp import (
+        CPUOffload,
+        FullyShardedDataParallel,
+        ShardingStrategy,
+        fully_shard,
+    )
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
 CASES = Cases(lambda *_: ())  # for four ranks
 LR, SCALE = 2.0**-5, 8.0
 
 
 def integers(*shape: int) -> Tensor:
     return torch.randint(-2, 3, shape).float().to(DEVICE)
-
-
-def rank() -> int:
-    return distributed.get_rank()
-
-
-def world() -> int:
-    return distributed.get_world_size()
 
 
 # ---- whole trainings -----------------------------------------------------------------------------
@@ -54,8 +58,6 @@ class Net(nn.Module):
 
 
 def fsdp1(use_orig_params: bool, net: nn.Module, offload: bool = False) -> nn.Module:
-    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
-
     wrap = functools.partial(
         FullyShardedDataParallel,
         use_orig_params=use_orig_params,
@@ -67,8 +69,6 @@ def fsdp1(use_orig_params: bool, net: nn.Module, offload: bool = False) -> nn.Mo
 
 
 def fsdp2(net: nn.Module, mesh: Any = None) -> nn.Module:
-    from torch.distributed.fsdp import fully_shard
-
     for layer in (net.fc1, net.fc2, net.fc3):
         fully_shard(layer, mesh=mesh)
     return fully_shard(net, mesh=mesh)
@@ -118,8 +118,6 @@ def first_grad(net: nn.Module) -> Tensor | None:
 
 def counted(function: Callable[[], Any]) -> tuple[Any, int]:
     """Return the result of a call, and the number of its communications."""
-    from torch.distributed.tensor.debug import CommDebugMode
-
     with CommDebugMode() as mode:
         result = function()
     return result, mode.get_total_counts()
@@ -156,10 +154,8 @@ def steps(
 
 
 def whole_parameters(net: nn.Module) -> list[Tensor]:
-    from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
-
-    if isinstance(net, Fsdp1):
-        with Fsdp1.summon_full_params(net, writeback=False):
+    if isinstance(net, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(net, writeback=False):
             return [param.detach().clone() for param in net.parameters()]
     params = [param.detach() for param in net.parameters()]
     return [param.full_tensor() if hasattr(param, "full_tensor") else param for param in params]
@@ -210,8 +206,6 @@ for wrapper in WRAPPERS:
 
 
 def placed(tensor: Tensor, mesh: Any, *placements: Any) -> Tensor:
-    from torch.distributed.tensor import distribute_tensor
-
     return distribute_tensor(tensor, mesh, placements, src_data_rank=None)  # all ranks have it
 
 
@@ -236,8 +230,6 @@ def mixed_list() -> None:
     """A list of DTensors with several meshes and placements, uneven and empty shards, and plain
     tensors takes one launch each and one reduction, and counts each element once.
     """
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-
     flat = distributed.init_device_mesh(DEVICE, (4,))
     square = distributed.init_device_mesh(DEVICE, (2, 2))
     wholes = [integers(*shape) for shape in [(5, 3), (3,), (4, 6), (2, 2), (7,), (4,), (3, 3)]]
@@ -273,8 +265,6 @@ def experts() -> None:
     """Each pair of processes has its own experts with norms of their own, and all processes skip
     together.
     """
-    from torch.distributed.tensor import Shard
-
     flat = distributed.init_device_mesh(DEVICE, (4,))
     pairs = distributed.init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("ep", "shard"))["shard"]
     dense, expert = torch.ones(4, device=DEVICE), torch.full((2,), 2.0 + rank() // 2, device=DEVICE)
@@ -293,8 +283,6 @@ def rank_without_gradients() -> None:
 
     If no rank has any, all raise the error.
     """
-    from torch.distributed.tensor import Shard
-
     mesh = distributed.init_device_mesh(DEVICE, (world(),))
     for value in (1.0, torch.inf):
         grad = placed(torch.full((8,), value, device=DEVICE), mesh, Shard(0))
@@ -349,8 +337,6 @@ def process_group() -> None:
 @CASES.add
 def stages_of_shards() -> None:
     """An overflow in one shard of a stage reaches every shard of the other stage."""
-    from torch.distributed.tensor import Shard
-
     mesh = distributed.init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("stage", "shard"))
     grad = placed(torch.ones(4, device=DEVICE), mesh["shard"], Shard(0))
     if rank() == 3:
@@ -364,8 +350,6 @@ def stages_of_shards() -> None:
 @CASES.add
 def gradients_dropped_meanwhile() -> None:
     """Gradients dropped by another thread during the reduction do not disturb the write."""
-    from torch.distributed.tensor import Shard
-
     mesh = distributed.init_device_mesh(DEVICE, (world(),))
     grads = [placed(torch.full((8,), 2 * SCALE, device=DEVICE), mesh, Shard(0)) for _ in range(99)]
     optimizer = with_grads(grads, grads)
@@ -389,7 +373,6 @@ def gradients_dropped_meanwhile() -> None:
 @CASES.add
 def failed_reduction() -> None:
     """A reduction that fails, as after the death of a process, changes nothing."""
-    from torch.distributed.tensor import Shard
 
     def failing(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("Connection closed by peer")
@@ -410,8 +393,6 @@ def failed_reduction() -> None:
 @CASES.add
 def sum_over_processes() -> None:
     """torch's scaler unscales a parameter that is a sum over processes, and its gradient."""
-    from torch.distributed.tensor import DTensor, Partial
-
     mesh = distributed.init_device_mesh(DEVICE, (world(),))
     param = nn.Parameter(DTensor.from_local(torch.ones(4, device=DEVICE), mesh, [Partial()]))
     param.grad = DTensor.from_local(torch.full((4,), SCALE, device=DEVICE), mesh, [Partial()])
@@ -423,8 +404,6 @@ def sum_over_processes() -> None:
 @CASES.add
 def fsdp1_without_shards() -> None:
     """The clip of FSDP1 without shards is refused before anything is written."""
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-
     for orig in (False, True):
         net = FullyShardedDataParallel(
             nn.Linear(4, 4),

@@ -80,36 +80,30 @@ def test_no_launch_for_no_tensors(ptx: Ptx, op: str) -> None:
 
 
 @pytest.mark.ptx
-@pytest.mark.parametrize(
-    ("name", "factor", "writes"),
-    [
-        ("unscale_", 0.5, True),
-        ("unscale_", 1.0, False),
-        ("check_finite", None, False),
-        ("grad_norm", 0.5, False),
-    ],
-)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_reads_and_writes_each_pack_once(
-    ptx: Ptx, dtype: torch.dtype, name: str, factor: float | None, writes: bool
-) -> None:
+def test_reads_and_writes_each_pack_once(ptx: Ptx, dtype: torch.dtype) -> None:
     """One launch reads and writes each pack once.
 
     At most 7 elements at either end of a tensor go one by one.
     """
     chunks, multiprocessors = 5, 2
-    grads = [torch.ones(chunks * 16384 - 8, dtype=dtype), torch.ones(40, dtype=dtype)[1:]]
-    arguments = [] if factor is None else [torch.tensor(factor)]
     ptx.pin(Schedule(3, multiprocessors))
-    counted = ptx.cost(getattr(ops, name), grads, torch.zeros(()), *arguments)
-    packs = sum(
-        (grad.numel() - -grad.data_ptr() % 16 // dtype.itemsize) // (16 // dtype.itemsize)
-        for grad in grads
-    )
-    assert counted.launches == 1
-    assert counted.blocks == 2 * multiprocessors
-    assert counted.bytes_loaded == 16 * packs
-    assert counted.bytes_stored == (16 * packs if writes else 0)
+    for op, factors, writes in (
+        (ops.unscale_, [0.5], True),
+        (ops.unscale_, [1.0], False),
+        (ops.check_finite, [], False),
+        (ops.grad_norm, [0.5], False),
+    ):
+        grads = [torch.ones(chunks * 16384 - 8, dtype=dtype), torch.ones(40, dtype=dtype)[1:]]
+        counted = ptx.cost(op, grads, torch.zeros(()), *map(torch.tensor, factors))
+        packs = sum(
+            (grad.numel() - -grad.data_ptr() % 16 // dtype.itemsize) // (16 // dtype.itemsize)
+            for grad in grads
+        )
+        assert counted.launches == 1
+        assert counted.blocks == 2 * multiprocessors
+        assert counted.bytes_loaded == 16 * packs
+        assert counted.bytes_stored == (16 * packs if writes else 0)
 
 
 # Loads of 16 bytes for each element's share of a thread, of the list or of tensors used together.
@@ -143,18 +137,14 @@ def test_blocks_share_what_is_no_multiple_of_them(ptx: Ptx, op: str) -> None:
 
 
 @pytest.mark.ptx
-@pytest.mark.parametrize(
-    ("norm", "max_norm", "passes"), [(2.0, 1.0, 1), (2.0, 3.0, 0), (math.nan, 1.0, 0)]
-)
-def test_clipping_moves_memory_only_where_it_must(
-    ptx: Ptx, norm: float, max_norm: float, passes: int
-) -> None:
+def test_clipping_moves_memory_only_where_it_must(ptx: Ptx) -> None:
     grads = [torch.ones(4096, dtype=dtype) for dtype in FLOATS]
-    one, clip = torch.tensor(1.0), {"norm": torch.tensor(norm), "max_norm": max_norm}
-    counted = ptx.cost(ops.unscale_, grads, torch.zeros(()), one, **clip)
     size = sum(grad.nbytes for grad in grads)
-    assert counted.launches == 1
-    assert (counted.bytes_loaded, counted.bytes_stored) == (passes * size, passes * size)
+    for norm, max_norm, passes in ((2.0, 1.0, 1), (2.0, 3.0, 0), (math.nan, 1.0, 0)):
+        one, clip = torch.tensor(1.0), {"norm": torch.tensor(norm), "max_norm": max_norm}
+        counted = ptx.cost(ops.unscale_, grads, torch.zeros(()), one, **clip)
+        assert counted.launches == 1
+        assert (counted.bytes_loaded, counted.bytes_stored) == (passes * size, passes * size)
 
 
 @pytest.mark.ptx

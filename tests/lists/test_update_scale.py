@@ -108,9 +108,9 @@ def test_each_of_many_found_infs_is_checked(bad: torch.Tensor) -> None:
 
 
 @every_executor
-@pytest.mark.parametrize(
-    ("options", "scale", "found", "expected"),
-    [
+def test_floor_and_ceiling(executor: Executor) -> None:
+    """The scale stays within its limits; the smallest normal number is the floor by default."""
+    for options, scale, found, expected in (
         ({}, 4 * FLT_MIN, 1.0, 2 * FLT_MIN),
         ({}, 1.5 * FLT_MIN, 1.0, FLT_MIN),
         ({}, FLT_MIN / 2, 1.0, FLT_MIN / 2),  # below the floor already: neither lowered nor lifted
@@ -122,31 +122,22 @@ def test_each_of_many_found_infs_is_checked(bad: torch.Tensor) -> None:
         ({"max_scale": 6.0}, 7.0, 0.0, 7.0),  # above already: neither lifted nor lowered
         ({"max_scale": 1e30}, FLT_MAX, 0.0, FLT_MAX),
         ({"min_scale": 2.0, "max_scale": 2.0}, 2.0, 0.0, 2.0),
-    ],
-    ids=str,
-)
-def test_floor_and_ceiling(
-    executor: Executor, options: dict[str, float], scale: float, found: float, expected: float
-) -> None:
-    """The scale stays within its limits; the smallest normal number is the floor by default."""
-    values = state(executor, scale, **options)
-    assert update(executor, values, found, interval=1)[0] == expected
+    ):
+        values = state(executor, scale, **options)
+        assert update(executor, values, found, interval=1)[0] == expected, (options, scale)
 
 
 @every_executor
-@pytest.mark.parametrize(
-    ("tracker", "interval", "expected"),
-    [
+def test_tracker_at_and_beyond_the_interval(executor: Executor) -> None:
+    """The scale grows with a tracker that has reached the interval, and the tracker wraps."""
+    for tracker, interval, expected in (
         (50, 10, (16.0, 0)),  # an interval that was lowered, unlike torch
         (2**31 - 1, 2000, (16.0, 0)),
         (2**31 - 1, 2**31, (16.0, 0)),
         (2**31 - 1, 2**31 + 1, (8.0, -(2**31))),  # out of reach: the tracker wraps, as torch's
-    ],
-)
-def test_tracker_at_and_beyond_the_interval(
-    executor: Executor, tracker: int, interval: int, expected: tuple[float, int]
-) -> None:
-    assert update(executor, state(executor, 8.0, tracker), 0.0, interval=interval)[:2] == expected
+    ):
+        values = state(executor, 8.0, tracker)
+        assert update(executor, values, 0.0, interval=interval)[:2] == expected, tracker
 
 
 @every_executor
@@ -186,9 +177,13 @@ def test_the_next_step_is_made_ready(executor: Executor) -> None:
     scale=st.floats(width=32, allow_nan=False),
     tracker=st.integers(0, 10),
     found=st.lists(st.floats(width=32) | st.just(0.0), min_size=1, max_size=4),
-    growth=st.floats(1.0, 1e12, exclude_min=True),
-    backoff=st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
-    interval=st.integers(1, 12),
+    factors=st.fixed_dictionaries(
+        {
+            "growth": st.floats(1.0, 1e12, exclude_min=True),
+            "backoff": st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
+            "interval": st.integers(1, 12),
+        }
+    ),
     options=st.fixed_dictionaries(
         {},
         optional={
@@ -200,14 +195,7 @@ def test_the_next_step_is_made_ready(executor: Executor) -> None:
     ),
 )
 def test_any_numbers(
-    executor: Executor,
-    scale: float,
-    tracker: int,
-    found: list[float],
-    growth: float,
-    backoff: float,
-    interval: int,
-    options: dict[str, Any],
+    executor: Executor, scale: float, tracker: int, found: list[float], factors: Any, options: Any
 ) -> None:
     """Any numbers agree over three updates in a row, with growth and hysteresis trackers."""
 
@@ -220,7 +208,6 @@ def test_any_numbers(
         return state(executor, scale, tracker, **options | made)
 
     ours, oracle = started(), started()
-    factors = {"growth": growth, "backoff": backoff, "interval": interval}
     for values in (found, found, [0.0]):
         update(executor, ours, *values, **factors)
         update(executor, oracle, *values, **factors, ops=reference)

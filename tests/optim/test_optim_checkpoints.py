@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import optim
+from cases import through_a_file
 from executors import Executor, against_oracle
 from optim_cases import assert_close, assert_same_bits, bits, params, params_of, tolerance, train
 
@@ -25,16 +26,12 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(module: Any, case: str, **more: Any) -> Any:
+def make(module: Any, case: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
     name, options = OPTIONS[case]
-    return getattr(module, name)(params_of(), lr=LR, **options, **more)
+    return getattr(module, name)(params_of(dtype=dtype), lr=LR, **options, **more)
 
 
-def through_a_file(value: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file)
+halves = partial(make, optim, "adamw", torch.bfloat16)
 
 
 def loaded(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -59,11 +56,6 @@ def test_across(case: str) -> None:
     assert_same_bits(bits(from_torch[1]), bits(torchs))
     for optimizer in (ours, from_ours[1], from_torch[0]):
         assert_close(params(optimizer), params(torchs), tolerance(6, LR))
-
-
-def halves(case: str = "adamw", **more: Any) -> Any:
-    name, options = OPTIONS[case]
-    return getattr(optim, name)(params_of(dtype=torch.bfloat16), lr=LR, **options, **more)
 
 
 @pytest.mark.parametrize("through_torch", [False, True])

@@ -14,16 +14,11 @@ from amp_ext import GradScaler, optim
 
 # Numbers that all kinds hold exactly.
 ADAM = {"lr": 0.125, "betas": (0.5, 0.75), "eps": 2.0**-20, "weight_decay": 0.25, "amsgrad": True}
+SGD = {"lr": 0.125, "momentum": 0.5, "dampening": 0.25, "weight_decay": 0.25}
 OPTIONS: dict[str, dict[str, Any]] = {
     "Adam": {**ADAM, "maximize": True},
     "AdamW": {**ADAM, "maximize": True},
-    "SGD": {
-        "lr": 0.125,
-        "momentum": 0.5,
-        "dampening": 0.25,
-        "weight_decay": 0.25,
-        "maximize": True,
-    },
+    "SGD": {**SGD, "maximize": True},
 }
 KINDS: dict[str, Callable[[float], Any]] = {
     "float16": np.float16,

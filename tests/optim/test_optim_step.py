@@ -1,6 +1,6 @@
 """Test the step of an ordinary optimizer: changes between steps, hooks, schedulers, closures.
 
-It also covers tensor learning rates, versions and errors.
+It also covers tensor learning rates, versions, shared memory and errors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import amp_ext
-from amp_ext import optim
+from amp_ext import GradScaler, optim
 from amp_ext.optim._step import StepScalars
 from cases import unwritten
 from executors import Executor, against_oracle
@@ -30,6 +30,7 @@ from optim_cases import (
     tolerance,
     train,
 )
+from twins import plain
 
 LR = 0.01
 
@@ -182,8 +183,7 @@ def test_what_is_left_to_torch(case: str) -> None:
     for optimizer in (ours, torchs):
         optimizer.step()
     assert calls == [1]
-    mine, other = (params(optimizer)[0] for optimizer in (ours, torchs))
-    assert_same_bits(mine.detach(), other.detach())
+    assert_same_bits(params(ours), params(torchs))
 
     ours._step_scalars = StepScalars(torch.tensor(0.0))
     with pytest.raises(RuntimeError, match=f"SGD.step: clip_grad_norm_.*{why}"):
@@ -213,8 +213,107 @@ def test_kernels_after_torch_and_before() -> None:
         for grad in (sparse().grad.to_dense(), sparse().grad, sparse().grad.to_dense()):
             param.grad = grad
             optimizer.step()
-    ours, torchs = (params(optimizer)[0] for optimizer in optimizers)
-    assert_same_bits(ours.detach(), torchs.detach())  # numbers of few bits
+    assert_same_bits(*map(params, optimizers))  # numbers of few bits
+
+
+# ---- parameters with shared memory, which torch's step updates -----------------------------------
+
+
+def tied() -> list[Tensor]:
+    """Return an embedding and a head that is tied to it by `.data`, apart in the list."""
+    embedding, between, head = (nn.Parameter(torch.randn(4, 3)) for _ in range(3))
+    head.data = embedding.data
+    return [embedding, between, head]
+
+
+def parts() -> list[Tensor]:
+    """Return two parameters that share one row of a buffer."""
+    buffer = torch.randn(6, 3)
+    return [nn.Parameter(buffer[:3]), nn.Parameter(buffer[2:])]
+
+
+def twice() -> list[Tensor]:
+    """Return one parameter twice, which torch updates twice, with a warning."""
+    return 2 * [nn.Parameter(torch.randn(4, 3))]
+
+
+SHARED: list[Callable[[], list[Tensor]]] = [tied, parts, twice]
+NAMES = ("Adam", "AdamW", "SGD")
+OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5, "dampening": 0.25}}
+
+
+def make(module: Any, name: str, params: list[Tensor], **options: Any) -> torch.optim.Optimizer:
+    return getattr(module, name)(params, lr=0.1, **OPTIONS.get(name, {}), **options)
+
+
+def trained(
+    module: Any, name: str, share: Callable[[], list[Tensor]], scaler: Any = None
+) -> list[Tensor]:
+    torch.manual_seed(0)
+    params = share()
+    optimizer = make(module, name, params)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator)
+        if scaler is None:
+            optimizer.step()
+            continue
+        scaler.scale(torch.ones(()))
+        for param in params:
+            param.grad *= scaler.get_scale()
+        scaler.clip_grad_norm_(optimizer, 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    return [param.detach().clone() for param in params]
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("share", SHARED, ids=lambda share: share.__name__)
+def test_trains_as_torch(share: Callable[[], list[Tensor]], name: str) -> None:
+    assert plain(trained(optim, name, share)) == plain(trained(torch.optim, name, share))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scaler_unscales_before_the_step(name: str) -> None:
+    """Tied weights train with a scaler as torch's optimizer does with it."""
+    expected = trained(torch.optim, name, tied, GradScaler("cpu", 4.0))
+    assert plain(trained(optim, name, tied, GradScaler("cpu", 4.0))) == plain(expected)
+
+
+def test_weights_tied_between_steps() -> None:
+    """A tie after some steps is found, and kernels serve the weights again without it."""
+    params = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))]
+    optimizer, memory = optim.SGD(params, lr=0.5), params[1].data
+    for tie, expected in ((memory, 0.5), (params[0].data, -0.5), (memory, -0.0)):
+        params[1].data = tie
+        for param in params:
+            param.grad = torch.ones(4)
+        optimizer.step()
+        assert params[1].tolist() == [expected] * 4
+
+
+def test_groups_share_memory() -> None:
+    """Groups are updated one after the other."""
+    first = nn.Parameter(torch.ones(4))
+    second = nn.Parameter(first.data)
+    optimizer = optim.SGD([{"params": [first]}, {"params": [second]}], lr=0.25)
+    first.grad = second.grad = torch.ones(4)
+    optimizer.step()
+    assert first.tolist() == second.tolist() == [0.5] * 4
+
+
+def test_storage_that_torch_does_not_know() -> None:
+    params = tied()
+    optimizer = make(optim, "AdamW", params, autocast_copies=torch.float16)
+    before = plain([param.detach() for param in params])
+    for param in params:
+        param.grad = torch.ones_like(param)
+    text = r"param_groups\[0\]\['params'\]\[0\] shares memory with .*\[2\]"
+    with pytest.raises(RuntimeError, match=text):
+        optimizer.step()
+    assert plain([param.detach() for param in params]) == before
 
 
 # ---- an ordinary optimizer ---------------------------------------------------------------------
@@ -255,10 +354,7 @@ def test_tensor_lr_and_scheduler(executor: Executor, dtype: torch.dtype) -> None
             scheduler.step()
     assert isinstance(tensor.param_groups[0]["lr"], Tensor)
     assert number.param_groups[0]["lr"] == tensor.param_groups[0]["lr"] == 0.25 / 8
-    for mine, other in zip(
-        tensor.param_groups[0]["params"], number.param_groups[0]["params"], strict=True
-    ):
-        assert_same_bits(mine.detach(), other.detach())
+    assert_same_bits(params(tensor), params(number))
 
 
 def test_a_step_is_seen_by_autograd_and_autocast() -> None:

@@ -13,17 +13,7 @@ import reference
 from amp_ext import ops
 from cases import CHUNKS, assert_all_same, assert_same, tensors, threads, unwritten
 from executors import CPU, Executor, against_oracle, every_executor
-from optim_cases import (
-    BF16,
-    FP16,
-    FP32,
-    OPS,
-    Values,
-    call,
-    check,
-    copied,
-    placed,
-)
+from optim_cases import BF16, FP16, FP32, OPS, Values, call, check, copied, placed
 
 every_op = pytest.mark.parametrize("op", OPS)
 CHUNK = CHUNKS[0]
@@ -181,7 +171,7 @@ def test_extreme_gradients(executor: Executor, op: str, value: float) -> None:
 
 
 def rounded_at_random(
-    executor: Executor, op: str, value: float, count: int, step: float = 5.0, index: int = 0
+    executor: Executor, value: float, count: int, step: float = 5.0, index: int = 0
 ) -> Tensor:
     """Return bfloat16 parameters, updated by SGD to a value that is not of bfloat16."""
     params = [torch.zeros(count, dtype=BF16, device=executor.device) for _ in range(index + 1)]
@@ -201,7 +191,7 @@ def test_rounded_to_either_neighbour_without_a_bias(executor: Executor) -> None:
     share off by more than 5 standard deviations, sqrt(3 / 16 / n) each, has a probability of 6e-7.
     """
     count = 3 * CHUNK
-    values = rounded_at_random(executor, "sgd_", 1 + 2.0**-9, count).float()
+    values = rounded_at_random(executor, 1 + 2.0**-9, count).float()
     assert set(values.unique().tolist()) == {1.0, 1 + 2.0**-7}
     share = (values > 1).double().mean().item()
     assert abs(share - 0.25) < 5 * math.sqrt(3 / 16 / count)
@@ -215,21 +205,21 @@ def test_bits_differ_by_element_chunk_tensor_and_step(executor: Executor) -> Non
 
     Two independent rows of 16384 bits agree in a half of them, +- 5 * 64.
     """
-    one = rounded_at_random(executor, "sgd_", 1 + 2.0**-8, 2 * CHUNK)
+    one = rounded_at_random(executor, 1 + 2.0**-8, 2 * CHUNK)
     others = [one[CHUNK:], one[:CHUNK].roll(1), one[:CHUNK].roll(4)]
-    others += [rounded_at_random(executor, "sgd_", 1 + 2.0**-8, CHUNK, step=6.0)]
-    others += [rounded_at_random(executor, "sgd_", 1 + 2.0**-8, CHUNK, index=1)]
+    others += [rounded_at_random(executor, 1 + 2.0**-8, CHUNK, step=6.0)]
+    others += [rounded_at_random(executor, 1 + 2.0**-8, CHUNK, index=1)]
     for other in others:
         assert abs((one[:CHUNK] == other).sum().item() - CHUNK // 2) < 5 * 64
-    assert_same(one, rounded_at_random(executor, "sgd_", 1 + 2.0**-8, 2 * CHUNK))
+    assert_same(one, rounded_at_random(executor, 1 + 2.0**-8, 2 * CHUNK))
 
 
 @every_executor
 def test_what_bfloat16_has_is_not_rounded(executor: Executor) -> None:
     for value in (1.0, -0.375, math.inf, -math.inf):
-        values = rounded_at_random(executor, "sgd_", value, 500)
+        values = rounded_at_random(executor, value, 500)
         assert values.unique().tolist() == [value]
-    assert rounded_at_random(executor, "sgd_", math.nan, 500).isnan().all()
+    assert rounded_at_random(executor, math.nan, 500).isnan().all()
 
 
 @against_oracle

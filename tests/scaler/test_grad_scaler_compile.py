@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from subprocess import run
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from torch._dynamo.utils import counters
 
 import amp_ext
 import amp_ext.optim
+import programs
 from twins import OURS, THEIRS, ScalerClass, at_once, plain, torchs_recipe
 
 STEPS = 4
@@ -75,13 +74,12 @@ def test_graph_breaks(name: str, clips: bool) -> None:
 
 def test_the_compiler_is_not_imported() -> None:
     """A compiler imported later skips the scaler and the optimizers."""
-    code = """
-import sys, amp_ext
-assert "torch._dynamo" not in sys.modules
-from torch._dynamo.trace_rules import check
-assert check(amp_ext.GradScaler.step) and check(amp_ext.optim.SGD.step)
-"""
-    assert run([sys.executable, "-c", code], check=False).returncode == 0
+    programs.output("""
+        import sys, amp_ext
+        assert "torch._dynamo" not in sys.modules
+        from torch._dynamo.trace_rules import check
+        assert check(amp_ext.GradScaler.step) and check(amp_ext.optim.SGD.step)
+    """)
 
 
 def test_subclasses_are_traced() -> None:

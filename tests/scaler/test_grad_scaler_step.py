@@ -16,7 +16,6 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 import amp_ext.optim
 from fake_cuda import recorder
 from twins import (
-    KINDS,
     OURS,
     THEIRS,
     ScalerClass,
@@ -54,15 +53,12 @@ class TakesKeyword(torch.optim.SGD):
         return closure, options
 
 
-unscale_first_or_not = pytest.mark.parametrize("unscale_first", [False, True])
-
-
 def optimizer_of(cls: type[torch.optim.SGD], grad: Any = (4.0, 8.0)) -> Any:
     return cls([leaf(grad)], lr=0.5)
 
 
 @pytest.mark.parametrize("grad", [(4.0, 8.0), (4.0, math.inf)], ids=str)
-@unscale_first_or_not
+@pytest.mark.parametrize("unscale_first", [False, True])
 @pytest.mark.parametrize("preset", [None, 0.25, torch.tensor(0.25), torch.tensor([0.25])], ids=str)
 def test_grad_scale_and_found_inf(preset: Any, unscale_first: bool, grad: Any) -> None:
     """A grad_scale that is already set is multiplied in, or left alone after unscale_."""
@@ -84,19 +80,12 @@ def test_grad_scale_and_found_inf(preset: Any, unscale_first: bool, grad: Any) -
     assert same_outcome(script)[0] == "returned"
 
 
-@unscale_first_or_not
-@pytest.mark.parametrize("preset", [None, 0.5])
-def test_grad_scale_of_a_step_that_clips(preset: float | None, unscale_first: bool) -> None:
+def test_grad_scale_of_a_step_that_clips() -> None:
     """A step that clips gets a grad_scale with an exact coefficient of 1/2."""
     optimizer, scaler = optimizer_of(TakesAttributes, (12.0, 16.0)), started(OURS)
-    if preset is not None:
-        optimizer.grad_scale = preset
-    if unscale_first:
-        scaler.unscale_(optimizer)
     scaler.clip_grad_norm_(optimizer, (torch.tensor(5.0) + 1e-6) / 2)
     (handed, *_) = scaler.step(optimizer)
-    expected = 2.0 * (1.0 if unscale_first else 4.0) * (preset or 1.0)
-    assert handed == plain([torch.tensor(expected), torch.tensor(0.0)])
+    assert handed == plain([torch.tensor(8.0), torch.tensor(0.0)])
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
@@ -222,17 +211,13 @@ def test_fused_step_with_momentum_may_be_skipped() -> None:
         assert torch.equal(trained(values), trained([1.0, 2.0]))
 
 
-@pytest.mark.parametrize("how", ["fill_", "data", "replaced"])
-def test_a_flag_that_is_written_after_the_check(how: str) -> None:
+@pytest.mark.parametrize("in_data", [False, True])
+def test_a_flag_that_is_written_after_the_check(in_data: bool) -> None:
     """A flag written after the check is honoured: trainers write it to skip on all ranks."""
     optimizer, scaler = sgd(leaf([4.0])), started(OURS)
     scaler.unscale_(optimizer)
-    found_infs = scaler._found_inf_per_device(optimizer)
-    ((device, found_inf),) = found_infs.items()
-    if how == "replaced":
-        found_infs[device] = torch.ones_like(found_inf)
-    else:
-        (found_inf if how == "fill_" else found_inf.data).fill_(1.0)
+    [found_inf] = scaler._found_inf_per_device(optimizer).values()
+    (found_inf.data if in_data else found_inf).fill_(1.0)
     assert scaler.step(optimizer) is None
     scaler.update()
     assert (params(optimizer)[0].tolist(), scaler.step_was_skipped) == ([1.0], True)
@@ -350,23 +335,6 @@ def test_gradients_that_are_repaired_after_unscaling(fused: bool) -> None:
         return seen, param, scaler.get_scale()
 
     assert same_outcome(script)[1][2] == 4.0
-
-
-@pytest.mark.parametrize("clips", [False, True])
-def test_fused_optimizer_without_gradients(clips: bool) -> None:
-    """A fused step without gradients does nothing after unscaling, as with torch's scaler."""
-    scaler, param = started(OURS), torch.ones(2)
-    optimizer = torch.optim.AdamW([param], fused=True)
-    scaler.clip_grad_norm_(optimizer, 1.0) if clips else scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    assert param.tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("kind", ["scalars", "amp_ext.optim"])
-def test_kernels_without_gradients(kind: str) -> None:
-    """A step by kernels without gradients is an error, as a plain step is."""
-    with pytest.raises(AssertionError, match="No inf checks were recorded"):
-        started(OURS).step(KINDS[kind]([torch.ones(2)], lr=0.5))
 
 
 def test_no_launch_makes_the_scalars_of_a_step() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -256,6 +257,14 @@ def unwritten(tensors: Iterable[Tensor]) -> Iterator[None]:
     yield
     for index, (tensor, saved) in enumerate(zip(visible, before, strict=True)):
         assert torch.equal(raw(tensor), saved), f"tensor {index} has been written"
+
+
+def through_a_file(value: Any, weights_only: bool = True) -> Any:
+    """Save a value, and return what torch loads from the file."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=weights_only)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 import reference
 from cases import assert_all_same, copies, surroundings, tensors
 from executors import Executor
+from twins import params
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 Values = dict[str, Any]
@@ -110,10 +111,6 @@ def params_of(
     return [torch.nn.Parameter(_numbers(shape, generator).to(device, dtype)) for shape in shapes]
 
 
-def params(optimizer: Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
-
-
 def set_grads(params: Sequence[Tensor], seed: int, scale: float = 1.0) -> None:
     """Set gradients of magnitudes from 1/2 to 2, times the scale."""
     generator = torch.Generator().manual_seed(1000 + seed)
@@ -126,15 +123,10 @@ def _numbers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return sizes * (torch.randint(0, 2, shape, generator=generator) * 2 - 1)
 
 
-def train(
-    optimizer: Optimizer,
-    steps: Iterable[int],
-    before_step: Callable[[int], Any] = lambda i: None,
-) -> None:
+def train(optimizer: Optimizer, steps: Iterable[int]) -> None:
     """Step once for each number; a number determines the gradients."""
     for i in steps:
         set_grads(params(optimizer), i)
-        before_step(i)
         optimizer.step()
 
 

@@ -201,7 +201,6 @@ def by_parameters(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
     return scaler.clip_grad_norm_(iter(params(optimizer)), max_norm)
 
 
-every_way = pytest.mark.parametrize("clip", [at_once, after_unscale])
 with_parameters = pytest.mark.parametrize("clip", [at_once, after_unscale, by_parameters])
 
 
