@@ -17,8 +17,8 @@ UPDATE = TESTS.parent / "csrc/kernels/optim/update.cuh"
 
 pytestmark = pytest.mark.skipif(bool(cuda.missing()), reason=cuda.missing())
 
-# Drops the barrier of a line, and updates tensors with different steps. The shares of the four blocks
-# begin within tensors.
+# Drops the barrier of a line, and updates tensors with different steps. The shares of the four
+# blocks begin within tensors.
 PROGRAM = """
 import os, sys
 import torch
