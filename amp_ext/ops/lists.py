@@ -224,8 +224,9 @@ def _grad_norm_cases() -> Iterator[Case]:
 def cast_(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     """Copy each input into its output, rounded to the output's dtype.
 
-    A GPU needs one launch for any number of tensors and any mix of dtypes. The op is not
-    differentiable: weights that require gradients are refreshed under ``torch.no_grad()``.
+    A GPU needs one launch for any number of dense tensors and any mix of dtypes, and one more for
+    each pair with holes or with elements in different orders. The op is not differentiable:
+    weights that require gradients are refreshed under ``torch.no_grad()``.
 
     Args:
         outputs: strided tensors on one device, of any mix of float16, bfloat16, float32 and

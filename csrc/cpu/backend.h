@@ -14,7 +14,7 @@ bool has_products_of(DType type);
 // other instructions: 0.7 of their speed on an AMD EPYC with AVX512_BF16.
 bool has_tiles_of(DType type);
 
-// Returns whether torch's 16-bit products are faster than FP32's. By AVX512_FP16 they are not.
+// Returns whether torch's 16-bit products are faster than FP32's: those of AMX and AVX512_BF16 are.
 bool has_fast_products_of(DType type);
 
 // Returns whether a product has so few rows that reading the 16-bit b dominates.

@@ -3,7 +3,6 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -134,10 +133,6 @@ bool same_order(const at::Tensor& a, const at::Tensor& b) {
     if (a.size(d) != 1 && a.stride(d) != b.stride(d)) return false;
   }
   return true;
-}
-
-at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype) {
-  return at::empty_strided(order.sizes(), order.strides(), dtype.options());
 }
 
 void GradList::reserve(size_t n) {

@@ -75,9 +75,6 @@ inline void check_no_history(const Item& item, const at::Tensor& tensor, bool re
 // Returns whether elements of one index lie at the same place of two tensors of one shape.
 bool same_order(const at::Tensor& a, const at::Tensor& b);
 
-// Returns a new tensor with the element order of `order`. `order` is dense.
-at::Tensor empty_in_order_of(const at::Tensor& order, const at::Tensor& dtype);
-
 // The gradients of one call, all on one device. Tensors must outlive the list.
 class GradList {
  public:

@@ -1,10 +1,9 @@
 // cast_.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "backends/triton.h"
@@ -24,8 +23,7 @@ class CastPairs {
   // Checks a pair and appends it. Throws as checked_dtype does, for other shapes, for memory that
   // has been freed, and for an output that is negated, overlaps within itself or has a history to
   // autograd.
-  void add(const at::Tensor& output, const at::Tensor& input) {
-    const size_t index = refs_.size();
+  void add(const at::Tensor& output, const at::Tensor& input, size_t index) {
     const Item output_item{kCast, "outputs", index}, input_item{kCast, "inputs", index};
     const DType output_dtype = checked_dtype(output_item, output, device_);
     const DType input_dtype = checked_dtype(input_item, input, device_);
@@ -39,60 +37,36 @@ class CastPairs {
 
     const MemoryRange to = checked_memory(kCast, output_item, output, Access::write);
     const MemoryRange from = checked_memory(kCast, input_item, input, Access::read);
-    CastRef& ref = refs_.emplace_back(
-        CastRef{to.data(), from.data(), output.numel(), 0, output_dtype, input_dtype});
     const auto place = static_cast<int64_t>(index);
     uses_.push_back({from, "inputs", place, /*is_written=*/false});
     const bool is_same_order = same_order(output, input) && !input.is_neg();
-    if (is_same_order && ref.output == ref.input && output_dtype == input_dtype) {
-      ref.numel = 0;
-      return;
-    }
+    if (is_same_order && to.data() == from.data() && output_dtype == input_dtype) return;
     const auto first_bytes = static_cast<int64_t>(dense ? 0 : output.element_size());
     uses_.push_back({to, "outputs", place, /*is_written=*/true, first_bytes});
-    if (ref.numel > 0 && (!is_same_order || !dense)) rearrange(ref, output, input);
+    if (is_same_order && dense) {
+      refs_.push_back({to.data(), from.data(), output.numel(), 0, output_dtype, input_dtype});
+    } else {
+      copies_.emplace_back(output, input);
+    }
   }
 
   // Throws when two outputs, or an input and an output, overlap. A tensor may be its own input.
   // Call it once after the last add. Nothing has been written before.
   void close() const { check_overlap(kCast, uses_); }
 
-  // Copies results to the outputs that are not dense. Call it after the launch.
-  void finish_writes() {
+  // Casts dense pairs by one launch, and others by torch's copies.
+  void run() {
+    amp_ext::run(kCast, device_, &Backend::cast,
+                 CastArgs{{refs_.data(), static_cast<int64_t>(refs_.size())}});
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (const Scattered& s : scattered_) s.view.copy_(s.dense);
+    for (const auto& [output, input] : copies_) output.copy_(input);
   }
-
-  CastList args() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
 
  private:
-  // An output with holes, and the dense tensor that kernels write.
-  struct Scattered {
-    at::Tensor view, dense;
-  };
-
-  // Gives kernels dense memory in one order, if two tensors are not so.
-  void rearrange(CastRef& ref, const at::Tensor& output, const at::Tensor& input) {
-    const at::NoGradGuard no_grad;
-    const bool input_dense = input.is_non_overlapping_and_dense();
-    at::Tensor target = output;
-    if (!output.is_non_overlapping_and_dense()) {
-      target = input_dense ? empty_in_order_of(input, output)
-                           : at::empty(output.sizes(), output.options());
-      scattered_.push_back({output, target});
-      ref.output = target.mutable_data_ptr();
-    }
-    if (!input_dense || !same_order(target, input) || input.is_neg()) {
-      gathered_.push_back(empty_in_order_of(target, input).copy_(input));
-      ref.input = gathered_.back().const_data_ptr();
-    }
-  }
-
   at::Device device_;
   std::vector<CastRef> refs_;
   std::vector<MemoryUse> uses_;
-  std::vector<Scattered> scattered_;
-  std::vector<at::Tensor> gathered_;  // dense copies of inputs, kept for the launch
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // outputs and inputs
 };
 
 void cast_op(at::TensorList outputs, at::TensorList inputs) {
@@ -101,10 +75,9 @@ void cast_op(at::TensorList outputs, at::TensorList inputs) {
   if (outputs.empty()) return;
   const at::Device device = outputs[0].device();
   CastPairs pairs(device);
-  for (size_t i = 0; i < outputs.size(); ++i) pairs.add(outputs[i], inputs[i]);
+  for (size_t i = 0; i < outputs.size(); ++i) pairs.add(outputs[i], inputs[i], i);
   pairs.close();
-  run(kCast, device, &Backend::cast, CastArgs{pairs.args()});
-  pairs.finish_writes();
+  pairs.run();
   for (const at::Tensor& output : outputs) mark_written(output.unsafeGetTensorImpl());
 }
 

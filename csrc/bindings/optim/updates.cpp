@@ -1,6 +1,7 @@
 // Checks the arguments of an update.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <array>
@@ -147,7 +148,8 @@ void Updates::add_checked(const UpdateTensors& tensors) {
     const at::NoGradGuard no_grad;
     if (grad.is_non_overlapping_and_dense())
       other_uses_.push_back({grad_memory, names_[kGrad], static_cast<int64_t>(index), false});
-    gathered_.push_back(empty_in_order_of(param, grad).copy_(grad));
+    gathered_.push_back(
+        at::empty_strided(param.sizes(), param.strides(), grad.options()).copy_(grad));
     data[kGrad] = gathered_.back().mutable_data_ptr();
   }
   refs_.push_back(ref_of(param.numel(), data, dtypes));
