@@ -232,7 +232,7 @@ def test_copies_and_greatest_moments_of_stochastic_rounding(executor: Executor, 
     check(executor, op, values)
 
 
-# ---- threads, versions -------------------------------------------------------------------------
+# ---- threads -----------------------------------------------------------------------------------
 
 
 @every_op
@@ -247,16 +247,3 @@ def test_same_result_for_any_number_of_threads(op: str) -> None:
         results.append(tensors(mine))
     assert_all_same(results[0], results[1])
     assert_all_same(results[0], results[2])
-
-
-@against_oracle
-@every_op
-def test_versions(executor: Executor, op: str) -> None:
-    values = call(executor, op, inv_scale=executor.scalar(1.0))
-    values["copies"] = [torch.empty_like(p, dtype=FP16) for p in values["params"]]
-    before = {id(t): t._version for t in tensors(values)}
-    getattr(executor.ops, op)(**values)
-    kept = [*values["grads"], values["inv_scale"]]
-    for tensor in tensors(values):
-        written = not any(tensor is other for other in kept)
-        assert (tensor._version > before[id(tensor)]) == written
