@@ -119,12 +119,13 @@ def assert_same_outcome(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-@pytest.mark.parametrize("call", NOT_ROUTED.values(), ids=NOT_ROUTED)
-def test_not_routed(call: Call) -> None:
-    """Other ops are torch's, bit for bit, and so are errors."""
+@pytest.mark.parametrize("name", NOT_ROUTED)
+def test_not_routed(name: str) -> None:
+    """Other ops have torch's results, bit for bit, and torch's errors."""
     for dtypes in ((FP16, FP32), (FP16, FP16), (BF16, BF16)):
-        (theirs, ours), seen = outcomes(call, dtypes)
+        (theirs, ours), seen = outcomes(NOT_ROUTED[name], dtypes)
         assert seen.gemms == 0
+        assert isinstance(theirs, tuple) or not name.startswith("misfit")
         assert_same_outcome(ours, theirs)
 
 

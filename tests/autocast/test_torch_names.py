@@ -47,7 +47,7 @@ def test_disable_themselves_as_torchs(ours: Any, torchs: Any) -> None:
                 enabled = [torch.is_autocast_enabled(device_type) for device_type in PAIRS]
         said = {(w.category, str(w.message)) for w in caught if w.category is not FutureWarning}
         attributes = region.device, region.fast_dtype, region._enabled, region._cache_enabled
-        results.append((said, scaler.is_enabled(), enabled, attributes))
+        results.append((said, scaler.is_enabled(), enabled, attributes, hasattr(region, "other")))
     assert results[0] == results[1]
 
 

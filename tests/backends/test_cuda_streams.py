@@ -195,8 +195,10 @@ def test_thread_during_a_capture(device: str, ends: bool) -> None:
                 assert time.monotonic() < end
                 time.sleep(0.001)  # join() returns before the thread's memory has been freed
         else:
-            with ThreadPoolExecutor() as pool:
-                pool.submit(work).result(LIMIT)
+            other = threading.Thread(target=work, daemon=True)  # a hang fails the test
+            other.start()
+            other.join(LIMIT)
+            assert not other.is_alive()
         others.unscale()
 
     graph = captured(step)

@@ -26,6 +26,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,38 +63,40 @@ ENDS = ("EXIT", "RET", "BRX", "JMX")
 
 
 class Walk(NamedTuple):
-    """Describe how a kernel reads a list.
+    """Require loads of kernels that read a list.
 
     Attributes:
-        loops: with many loads in flight.
+        kernels: a pattern of their names.
+        loops: how many loops keep many loads in flight: one for each dtype or pair of dtypes.
+        least: the KiB that the loads of a multiprocessor must keep in flight to reach the memory's
+            bandwidth.
+        width: of the loads that count, at least, in bytes.
         header: of csrc/kernels, with the number of threads and of blocks for each multiprocessor.
         prefix: of these constants' names.
     """
 
+    kernels: str
     loops: int
+    least: int
+    width: int = 16
     header: str = "lists/foreach.cuh"
     prefix: str = "kForeach"
 
 
-# One loop for each dtype or pair of dtypes; unscale's once with stores and once without. Casts of
-# 16-bit elements to FP64 keep half as many bytes in flight. Updates have one loop, for FP32.
-WALKS = {
-    "unscale_kernel": Walk(8),
-    "check_finite_kernel": Walk(4),
-    "grad_norm_kernel": Walk(4),
-    "cast_kernel": Walk(14),
-    "adam_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
-    "sgd_kernel": Walk(1, "optim/update.cuh", "kUpdate"),
-}
+UPDATE = {"header": "optim/update.cuh", "prefix": "kUpdate"}
+# unscale has each loop with stores and without. Updates have one, for FP32, and SGD loads three
+# tensors.
+WALKS = (
+    Walk("unscale_kernel", 8, 64),
+    Walk("check_finite_kernel|grad_norm_kernel", 4, 64),
+    Walk("cast_kernel", 14, 64, width=4),
+    Walk("cast_kernel", 16, 32, width=4),  # also from 16 bits to FP64
+    Walk("adam_kernel.*InlineTable", 1, 64, **UPDATE),
+    Walk("adam_kernel.*DeviceTable", 1, 48, **UPDATE),
+    Walk("sgd_kernel", 1, 48, **UPDATE),
+)
 # Conversions of grad_norm for each batch of loads: many GPUs have one fp64 unit for 64 of fp32.
 MOST_CONVERSIONS = 1
-# Bytes that the loads of a multiprocessor must keep in flight to reach the memory's bandwidth.
-LEAST_IN_FLIGHT = 64 << 10
-# SGD reads two or three tensors. Entries in device memory, of long lists, take registers.
-LEAST_IN_FLIGHT_OF = {
-    "sgd_kernel.*InlineTable": 48 << 10,
-    "(adam|sgd)_kernel.*DeviceTable": 36 << 10,
-}
 REGISTERS = 65536  # of a multiprocessor
 
 # Bytes of parameters of a launch for one tensor. All are copied at each launch.
@@ -104,33 +107,24 @@ MOST_KERNELS = 450
 MOST_BYTES = 40 << 20
 
 
-def constant(header: str, name: str, kernel: Kernel) -> int:
-    """Return a constant of csrc/kernels, specialised for the kernel's kind of table if there is a
-    specialisation.
+def loads(kernel: Kernel) -> Iterator[str]:
+    """Yield the faults of a list kernel that keeps too few bytes in flight.
+
+    The bytes are those of a thread's loads, times the threads of the resident blocks, while every
+    thread waits. A warp's registers are allocated in units of 256.
     """
-    special = "<DeviceTable<Entry>>" if "DeviceTable" in kernel.name else ""
-    text = (ROOT / "csrc/kernels" / header).read_text()
-    found = re.findall(rf"constexpr int {name}({special}|) = (\d+);", text)
-    return int(max(found)[1])
-
-
-def bytes_in_flight(kernel: Kernel) -> int | None:
-    """Return the bytes of loads in flight on a multiprocessor when every thread of a list kernel
-    waits.
-
-    The number is the bytes of a thread's loads, times the threads of the resident blocks. A warp's
-    registers are allocated in units of 256.
-    """
-    for name, walk in WALKS.items():
-        if name in kernel.name and kernel.registers:
-            threads, most = (
-                constant(walk.header, walk.prefix + name, kernel)
-                for name in ("Threads", "BlocksPerSm")
-            )
-            block_registers = threads * ((kernel.registers + 7) // 8 * 8)
-            blocks = min(most, REGISTERS // block_registers)
-            return kernel.bytes_in_flight(walk.loops) * threads * blocks
-    return None
+    for walk in WALKS:
+        if not re.search(walk.kernels, kernel.name) or not kernel.registers:
+            continue
+        text = (ROOT / "csrc/kernels" / walk.header).read_text()
+        threads, most = (
+            int(re.search(rf"constexpr int {walk.prefix}{constant} = (\d+);", text)[1])
+            for constant in ("Threads", "BlocksPerSm")
+        )
+        blocks = min(most, REGISTERS // (threads * ((kernel.registers + 7) // 8 * 8)))
+        found = kernel.bytes_in_flight(walk.loops, walk.width) * threads * blocks
+        if found < walk.least << 10:
+            yield f"{found} bytes in flight in {walk.loops} loops, {walk.least} KiB are needed"
 
 
 def remarks(log: str) -> list[str]:
@@ -171,12 +165,7 @@ def faults(kernel: Kernel) -> list[str]:
             found += [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
     if "grad_norm_kernel" in kernel.name and kernel.conversions > MOST_CONVERSIONS:
         found.append(f"{kernel.conversions} conversions to FP64, {MOST_CONVERSIONS} is allowed")
-    in_flight = bytes_in_flight(kernel)
-    needed = LEAST_IN_FLIGHT
-    for name, least in LEAST_IN_FLIGHT_OF.items():
-        needed = least if re.search(name, kernel.name) else needed
-    if in_flight is not None and in_flight < needed:
-        found.append(f"{in_flight} bytes in flight, {needed} are needed")
+    found += loads(kernel)
     found += early_grid(kernel)
     if "gemm_sm90_kernel" in kernel.name and kernel.count("UTMASTG"):
         found += sass_gemm.faults(kernel)
@@ -200,10 +189,10 @@ def large_launches(kernels: Kernels) -> list[str]:
     """
     least: dict[tuple[str, str], int] = {}
     for kernel in kernels.values():
-        for op in (*WALKS, "update_scale_kernel", "gemm_kernel", "gemm_sm90_kernel"):
-            if op in kernel.name and "DeviceTable" not in kernel.name and kernel.instructions:
-                key = op, kernel.arch
-                least[key] = min(kernel.constants or sys.maxsize, least.get(key, sys.maxsize))
+        op = re.search(r"[a-z_]+(sm90_)?kernel", kernel.name)
+        if op and "DeviceTable" not in kernel.name and kernel.instructions:
+            key = op[0], kernel.arch
+            least[key] = min(kernel.constants or sys.maxsize, least.get(key, sys.maxsize))
     return [
         f"{op} for {arch}: no table has less than {count} bytes, {MOST_CONSTANTS} are allowed"
         for (op, arch), count in least.items()

@@ -20,8 +20,7 @@ class Kernel:
         jumps: from places in it to others.
         constants: bytes of the bank with its parameters, after a few hundred others.
         instructions: how often each occurs.
-        batches: bytes of global loads that a thread issues before it uses the first of them, and
-            how often each number occurs.
+        batches: bytes of each global load that a thread issues before it uses the first of them.
         conversions: the most from fp32 to fp64 without a load or a branch between them.
     """
 
@@ -35,7 +34,7 @@ class Kernel:
     sequence: list[str] = field(default_factory=list)
     jumps: dict[int, int] = field(default_factory=dict)
     instructions: Counter[str] = field(default_factory=Counter)
-    batches: Counter[int] = field(default_factory=Counter)
+    batches: list[list[int]] = field(default_factory=list)
     conversions: int = 0
 
     @property
@@ -52,10 +51,12 @@ class Kernel:
             if name.split(".")[0] == opcode and set(suffixes) <= set(name.split("."))
         )
 
-    def bytes_in_flight(self, loops: int) -> int:
-        """Return the bytes that a thread loads before the first use in at least `loops` loops."""
-        sizes = sorted(self.batches.elements(), reverse=True)
-        return sizes[loops - 1] if len(sizes) >= loops else 0
+    def bytes_in_flight(self, loops: int, width: int) -> int:
+        """Return the bytes that a thread loads before the first use in at least `loops` loops, by
+        loads of at least `width` bytes.
+        """
+        batches = (sum(size for size in batch if size >= width) for batch in self.batches)
+        return sorted([*batches, *loops * [0]], reverse=True)[loops - 1]
 
 
 Kernels = dict[tuple[str, str], Kernel]  # by mangled name and architecture
@@ -92,11 +93,11 @@ def read_constants(usage: str, kernels: Kernels) -> None:
 
 
 class _Batch:
-    """Collect the bytes of loads since the first unused load."""
+    """Collect the loads since the first unused load."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.loaded = 0  # bytes
+        self.loads: list[int] = []  # bytes
         self.arriving: set[int] = set()  # registers
         self.conversions = 0
 
@@ -111,13 +112,13 @@ class _Batch:
             self.conversions = 0
         if name.startswith("LDG."):
             size = next((int(bits) // 8 for bits in re.findall(r"\.[US]?(8|16|64|128)\b", name)), 4)
-            self.loaded += size
+            self.loads.append(size)
             self.arriving |= set(range(registers[0], registers[0] + (size + 3) // 4))
 
     def close(self) -> None:
-        if self.loaded:
-            self.kernel.batches[self.loaded] += 1
-        self.loaded = 0
+        if self.loads:
+            self.kernel.batches.append(self.loads)
+        self.loads = []
         self.arriving.clear()
 
 

@@ -47,13 +47,14 @@ def test_only_what_is_wanted_is_computed(
 @pytest.mark.parametrize("op", ["gemm_times_derivative", "gemm_accumulate_"])
 @pytest.mark.parametrize("index", range(3))
 def test_ops_without_a_derivative(executor: Executor, op: str, index: int) -> None:
-    """A tensor that requires a gradient is an error, outside of no_grad."""
+    """A tensor that requires a gradient is an error unless the call is under no_grad."""
     tensors = [torch.ones(2, 2, device=executor.device) for _ in range(3)]
     tensors[index].requires_grad_()
     with unwritten(tensors), pytest.raises(RuntimeError, match=f"{op}: is not differentiable"):
         getattr(ops, op)(*tensors)
     with torch.no_grad():
         getattr(ops, op)(*tensors)
+    assert (tensors[0] == (3.0 if op == "gemm_accumulate_" else 1.0)).all()
 
 
 @against_oracle
@@ -63,7 +64,7 @@ def test_ops_without_a_derivative(executor: Executor, op: str, index: int) -> No
 def test_in_place_changes_before_backward(
     executor: Executor, wanted: tuple[str, ...], changed: str, activation: str
 ) -> None:
-    """A change in place before backward is an error if the gradient needs the old value."""
+    """An in-place change before backward is an error if the gradient needs the old value."""
     leaves = FORMS["all"].leaves(SMALL, lambda shape: normal(shape, FP16, executor.device))
     tensors = {name: leaf.requires_grad_(name in wanted) for name, leaf in leaves.items()}
     options = FORMS["all"].options | {"activation": activation}

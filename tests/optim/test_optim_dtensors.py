@@ -93,7 +93,7 @@ def set_grads(params: list[Tensor], wholes: list[Tensor], seed: int) -> None:
 
 
 def train_both(ours: Any, same: Any, steps: range) -> None:
-    params, wholes = (optimizer.param_groups[0]["params"] for optimizer in (ours, same))
+    [[params], [wholes]] = ([g["params"] for g in o.param_groups] for o in (ours, same))
     for seed in steps:
         set_grads(params, wholes, seed)
         same.step()
@@ -145,7 +145,7 @@ def gradients_and_states_placed_otherwise(world: int, folder: Path) -> None:
         if isinstance(param, DTensor) and param.device_mesh == mesh:
             for name in ("exp_avg", "master_param"):
                 state[name] = state[name].redistribute(placements=[Replicate()])
-    params, wholes = (optimizer.param_groups[0]["params"] for optimizer in (ours, same))
+    [[params], [wholes]] = ([g["params"] for g in o.param_groups] for o in (ours, same))
     set_grads(params, wholes, 2)
     for param, of_whole in zip(params, wholes, strict=True):
         if isinstance(param, DTensor) and param.device_mesh == mesh:

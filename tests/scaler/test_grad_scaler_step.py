@@ -81,11 +81,12 @@ def test_grad_scale_and_found_inf(preset: Any, unscale_first: bool, grad: Any) -
 
 
 def test_grad_scale_of_a_step_that_clips() -> None:
-    """A step that clips gets a grad_scale with an exact coefficient of 1/2."""
+    """A step that clips gets a preset grad_scale times an exact coefficient of 1/2."""
     optimizer, scaler = optimizer_of(TakesAttributes, (12.0, 16.0)), started(OURS)
+    optimizer.grad_scale = 0.25
     scaler.clip_grad_norm_(optimizer, (torch.tensor(5.0) + 1e-6) / 2)
     (handed, *_) = scaler.step(optimizer)
-    assert handed == plain([torch.tensor(8.0), torch.tensor(0.0)])
+    assert handed == plain([torch.tensor(2.0), torch.tensor(0.0)])
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
@@ -211,13 +212,17 @@ def test_fused_step_with_momentum_may_be_skipped() -> None:
         assert torch.equal(trained(values), trained([1.0, 2.0]))
 
 
-@pytest.mark.parametrize("in_data", [False, True])
-def test_a_flag_that_is_written_after_the_check(in_data: bool) -> None:
+@pytest.mark.parametrize("how", ["fill_", "data", "replaced"])
+def test_a_flag_that_is_written_after_the_check(how: str) -> None:
     """A flag written after the check is honoured: trainers write it to skip on all ranks."""
     optimizer, scaler = sgd(leaf([4.0])), started(OURS)
     scaler.unscale_(optimizer)
-    [found_inf] = scaler._found_inf_per_device(optimizer).values()
-    (found_inf.data if in_data else found_inf).fill_(1.0)
+    found_infs = scaler._found_inf_per_device(optimizer)
+    [(device, found_inf)] = found_infs.items()
+    if how == "replaced":
+        found_infs[device] = torch.ones_like(found_inf)
+    else:
+        (found_inf if how == "fill_" else found_inf.data).fill_(1.0)
     assert scaler.step(optimizer) is None
     scaler.update()
     assert (params(optimizer)[0].tolist(), scaler.step_was_skipped) == ([1.0], True)

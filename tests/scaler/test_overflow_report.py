@@ -54,11 +54,13 @@ def test_counts_and_text(device: str) -> None:
 
 
 def test_names_that_are_given() -> None:
-    """Names of the call come before names of the optimizer."""
+    """Names of the call come before names of the optimizer, and these before places in a clip."""
     network, scaler = nn.Linear(1, 1), started(OURS)
     pairs = [(f"own.{name}", param) for name, param in network.named_parameters()]
     optimizer = torch.optim.SGD(pairs, lr=0.1)
     network.weight.grad, network.bias.grad = torch.tensor([[NAN]]), torch.tensor([INF])
+    scaler.unscale_(optimizer)
+    scaler.clip_grad_norm_(network.parameters(), 1.0)
     close(scaler, optimizer)
     assert names(scaler.overflow_report()) == ["own.weight", "own.bias"]
     for given in (network, network.named_parameters(), dict(network.named_parameters()).items()):

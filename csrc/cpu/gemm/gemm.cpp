@@ -151,7 +151,8 @@ struct Plan {
 Plan plan_of(const GemmArgs& g, const Host& host) {
   const bool is_free = g.variant != kWidened && g.variant != kDirect;
   int64_t rows = std::min(g.m, kBlockExtent), columns = std::min(g.n, kBlockExtent);
-  if (is_free && has_few_rows(g)) return {std::make_unique<FewRows>(g), rows, columns};
+  if (is_free && has_few_rows(g, has_tiles_of(g.b.dtype)))
+    return {std::make_unique<FewRows>(g), rows, columns};
   if ((is_free ? has_tiles_of(g.a.dtype) : g.variant == kDirect) && Direct::can(g, host))
     return {std::make_unique<Direct>(g), rows, columns};
   const int64_t threads = host.threads();
@@ -213,8 +214,10 @@ const char* CpuBackend::why_not(const GemmArgs& g) const {
 
 const char* CpuBackend::why_slow(const GemmArgs& g, Services&) const {
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
-  const bool has_few_enough = g.m <= kMostRowsBesideTorch && has_few_rows(g);
-  // torch reads a product again for its derivative and once more for the sums of its columns.
+  const bool has_few_enough =
+      g.m <= kMostRowsBesideTorch && has_few_rows(g, has_fast_products_of(g.b.dtype));
+  // torch reads a product again for its derivative and once more for the sums of its columns. To
+  // widen BF16 costs more than these passes.
   const bool is_fused =
       g.derivative && (has_tiles_of(g.a.dtype) || !has_fast_products_of(g.a.dtype));
   return is_large && !is_fused && has_products_of(g.a.dtype) && !has_few_enough

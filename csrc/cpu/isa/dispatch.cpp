@@ -56,7 +56,7 @@ Kernels choose() {
   return {baseline::kernels, baseline::tile_kernels, baseline::update_kernels};
 }
 
-// The processor's instructions for products of 16-bit types with FP32 sums, and those of AMX.
+// Whether the processor multiplies 16-bit types with FP32 sums, and whether by AMX (tiles).
 struct Products {
   bool f16 = false;
   bool bf16 = false;

@@ -27,8 +27,8 @@ struct Single {
   __device__ void store(To* to) const { *to = converted<To>(element); }
 };
 
-// The unit of one 16-byte store. Neighbouring threads store neighbouring bytes; a thread with two
-// stores side by side would leave gaps in each.
+// The unit of one 16-byte store. A warp's store is contiguous. If each thread stored two adjacent
+// words, each of the warp's two stores would have gaps.
 template <class To, class From>
 struct Group {
   static constexpr int kSize = Pack<To>::kSize, kBytes = kSize * sizeof(From);

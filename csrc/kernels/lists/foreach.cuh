@@ -18,8 +18,8 @@ constexpr int kForeachThreads = 512;
 constexpr int kForeachBlocksPerSm = 2;
 constexpr int kPacksInFlight = 4;  // 16-byte loads that a thread issues before the first use
 
-// Begins every kernel on lists. If the grid fills the device, the next grid's blocks take the
-// places of the first blocks to end, since few registers are left beside the running blocks.
+// Begins every kernel on lists. If the grid fills the device, most of the next grid's blocks take
+// the places of the first blocks to end.
 __device__ inline void begin_grid() {
   ptx::wait_for_previous_grid();
   ptx::let_next_grid_begin();

@@ -65,6 +65,11 @@ struct AdamChunk {
 };
 
 struct Adam {
+  // Entries in device memory take more registers than four blocks leave.
+  template <class Table>
+  static constexpr int kBlocksPerSm =
+      std::is_same_v<Table, DeviceTable<UpdateRef>> ? 3 : kUpdateBlocksPerSm;
+
   using Factors = AdamFactors;
   AdamOptions options;
 
@@ -83,7 +88,7 @@ struct Adam {
 };
 
 template <class Table>
-__global__ __launch_bounds__(kUpdateThreads, kUpdateBlocksPerSm<Table>) void adam_kernel(
+__global__ __launch_bounds__(kUpdateThreads, Adam::kBlocksPerSm<Table>) void adam_kernel(
     const Table __grid_constant__ table, const Adam __grid_constant__ op,
     const StepScalars __grid_constant__ scalars, uint32_t* tickets) {
   update_list(op, table, scalars, tickets);

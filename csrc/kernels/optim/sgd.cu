@@ -55,6 +55,9 @@ struct SgdChunk {
 };
 
 struct Sgd {
+  template <class Table>
+  static constexpr int kBlocksPerSm = kUpdateBlocksPerSm;
+
   using Factors = SgdFactors;
   SgdOptions options;
 
@@ -73,7 +76,7 @@ struct Sgd {
 };
 
 template <class Table>
-__global__ __launch_bounds__(kUpdateThreads, kUpdateBlocksPerSm<Table>) void sgd_kernel(
+__global__ __launch_bounds__(kUpdateThreads, Sgd::kBlocksPerSm<Table>) void sgd_kernel(
     const Table __grid_constant__ table, const Sgd __grid_constant__ op,
     const StepScalars __grid_constant__ scalars, uint32_t* tickets) {
   update_list(op, table, scalars, tickets);

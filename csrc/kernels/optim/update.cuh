@@ -10,14 +10,8 @@
 namespace amp_ext {
 
 constexpr int kUpdateThreads = 256;
-constexpr int kUpdateElements = 4;  // elements per thread and visit: 16 bytes of fp32
-
-// Resident blocks per multiprocessor. A thread has 64 registers then; entries in device memory need
-// more.
-template <class Table>
-constexpr int kUpdateBlocksPerSm = 4;
-template <class Entry>
-constexpr int kUpdateBlocksPerSm<DeviceTable<Entry>> = 3;
+constexpr int kUpdateBlocksPerSm = 4;  // leave each thread 64 registers
+constexpr int kUpdateElements = 4;     // elements per thread and visit: 16 bytes of fp32
 
 using UpdateSpan = Span<kUpdateThreads>;
 
@@ -160,6 +154,7 @@ struct UpdateShared {
 };
 
 // Runs the whole step. Op provides
+//   kBlocksPerSm<Table>, the resident blocks per multiprocessor,
 //   Factors factors(const StepFactors&, uint32_t number) of an update, and
 //   update(entry, span, factors, rounding).
 template <class Op, class Table>
@@ -227,7 +222,7 @@ Status launch_update(const UpdateList& list, const Op& op, const StepScalars& sc
   uint32_t* const tickets = has_steps(list) ? services.tickets(1) : nullptr;
   return launch_list(list, services, [&](const auto& table, const cuda::Target& target) {
     if (table.chunks == 0 && !tickets && !scalars.norm) return Status::ok;
-    constexpr int kBlocksPerSm = kUpdateBlocksPerSm<std::decay_t<decltype(table)>>;
+    constexpr int kBlocksPerSm = Op::template kBlocksPerSm<std::decay_t<decltype(table)>>;
     const int blocks = std::max(foreach_blocks(table.chunks, kBlocksPerSm, target), 1);
     return launch(kernel_of(table), blocks, kUpdateThreads,
                   sizeof(UpdateShared<typename Op::Factors>), target.stream, table, op, scalars,
