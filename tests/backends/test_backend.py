@@ -83,17 +83,23 @@ def test_unknown_backend() -> None:
     assert amp_ext.get_backend() == before
 
 
+@pytest.mark.parametrize(
+    ("torch_cuda", "first"), [("13.0", ""), (None, "install a CUDA build of torch, then ")]
+)
 def test_missing_backends_say_what_to_install(
-    without_kernels: None, without_triton: None, monkeypatch: pytest.MonkeyPatch
+    torch_cuda: str | None,
+    first: str,
+    without_kernels: None,
+    without_triton: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
     amp_ext.set_backend("cpu")
     with pytest.raises(RuntimeError, match=r"Triton is not installed; pip install triton$"):
         amp_ext.set_backend("triton")
-    for torch_cuda, first in (("13.0", ""), (None, "install a CUDA build of torch, then ")):
-        monkeypatch.setattr(torch.version, "cuda", torch_cuda)
-        expected = rf"was not built; {first}rebuild amp_ext with: FORCE_CUDA=1 "
-        with pytest.raises(RuntimeError, match=expected):
-            amp_ext.set_backend("cuda")
+    expected = rf"was not built; {first}rebuild amp_ext with: FORCE_CUDA=1 "
+    with pytest.raises(RuntimeError, match=expected):
+        amp_ext.set_backend("cuda")
     assert amp_ext.get_backend() == "cpu"
 
 
@@ -152,23 +158,36 @@ def test_environment_variable_chooses() -> None:
     assert (process.stdout, process.stderr) == ("triton triton False\n", "")
 
 
-def test_wrong_environment_variable_fails_the_import() -> None:
-    for variable, value, words in (
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
         ("AMP_EXT_BACKEND", "hip", "amp_ext, AMP_EXT_BACKEND=hip: set_backend: name must be"),
         ("AMP_EXT_GEMM", "kernels", "amp_ext: AMP_EXT_GEMM must be auto, kernel or library, got"),
-    ):
-        process = programs.run("-c", "import amp_ext", **{variable: value})
-        assert process.returncode == 1
-        assert process.stderr.splitlines()[-1].startswith(f"ImportError: {words}")
+    ],
+)
+def test_wrong_environment_variable_fails_the_import(variable: str, value: str, words: str) -> None:
+    process = programs.run("-c", "import amp_ext", **{variable: value})
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1].startswith(f"ImportError: {words}")
 
 
-def test_triton_refuses_products_that_32_bits_cannot_count(interpreted_triton: None) -> None:
+@pytest.mark.parametrize(
+    ("too_large", "fits"),
+    [
+        ((2**31, 1, 64), (2**30, 1, 64)),
+        ((1, 2**31, 64), (1, 2**30, 64)),
+        ((2**28, 1, 2**14), (2**26, 1, 2**14)),
+    ],
+    ids=["m", "k", "tiles"],
+)
+def test_triton_refuses_products_that_32_bits_cannot_count(
+    too_large: tuple[int, int, int], fits: tuple[int, int, int], interpreted_triton: None
+) -> None:
     _C.set_gemm_mode("kernel")
     one = torch.ones(1, dtype=torch.float16)
-    too_large = (2**31, 1, 64), (1, 2**31, 64), (2**28, 1, 2**14)  # m, k, tiles
-    for m, k, n in (*too_large, (2**30, 1, 64), (1, 2**30, 64), (2**26, 1, 2**14)):
+    for (m, k, n), is_triton in ((too_large, False), (fits, True)):
         backend, _ = _C.gemm_choice(one.expand(m, k), one.expand(k, n))
-        assert (backend == "triton") is ((m, k, n) not in too_large), (m, k, n)
+        assert (backend == "triton") is is_triton
 
 
 # ---- errors in a kernel's function -------------------------------------------------------------

@@ -7,6 +7,7 @@ import copy
 import random
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -397,21 +398,25 @@ def test_a_step_that_fails_is_skipped_when_it_is_tried_again() -> None:
 # ---- errors --------------------------------------------------------------------------------------
 
 
-def test_bad_options() -> None:
-    """An option that cannot be is an error, and nothing has changed."""
-    model, optimizer = new()
-    for options, text in (
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
         ({"opt_level": "02"}, "opt_level: expected one of O0, O1, O2, O3, got '02'"),
         ({"opt_level": "O2", "keep_batchnorm_fp32": "true"}, "got 'true'"),
         ({"loss_scale": "dynamical"}, "could not convert"),
         ({"loss_scale": 1e39}, r"positive float32, got 1e\+39"),
         ({"num_losses": 0}, "num_losses: expected an integer of at least 1, got 0"),
         ({"min_loss_scale": 4.0, "max_loss_scale": 2.0}, "4.0 and 2.0"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            amp.initialize(model, optimizer, **options)
-        assert type(model) is Net and model.fc1.weight.dtype == torch.float32
-        assert not hasattr(optimizer, "_amp_stash") and "step" not in vars(optimizer)
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_bad_options(options: dict[str, Any], text: str) -> None:
+    """An option that cannot be is an error, and nothing has changed."""
+    model, optimizer = new()
+    with pytest.raises(ValueError, match=text):
+        amp.initialize(model, optimizer, **options)
+    assert type(model) is Net and model.fc1.weight.dtype == torch.float32
+    assert not hasattr(optimizer, "_amp_stash") and "step" not in vars(optimizer)
 
 
 def replaced_step() -> torch.optim.Optimizer:
@@ -420,19 +425,25 @@ def replaced_step() -> torch.optim.Optimizer:
     return optimizer
 
 
-def test_bad_models_and_optimizers() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (lambda: (Net,), TypeError, "models: expected a torch"),
+        (lambda: ([],), TypeError, "models: expected a torch"),
+        (lambda: (Net(), 1), TypeError, "optimizers: expected a torch"),
+        (lambda: (nn.DataParallel(Net()),), RuntimeError, "Wrap the model that"),
+        (lambda: (Net(), torch.optim.RMSprop(Net().parameters())), RuntimeError, "got RMSprop"),
+        (lambda: (Net(), replaced_step()), RuntimeError, "before you replace step"),
+        (lambda: (Net(), [new()[1]] * 2), RuntimeError, "was given before"),
+    ],
+    ids=["class", "none", "number", "DataParallel", "RMSprop", "step", "twice"],
+)
+def test_bad_models_and_optimizers(
+    arguments: Callable[[], Any], error: type[Exception], text: str
+) -> None:
     """O2 refuses models and optimizers it cannot prepare."""
-    for arguments, error, text in (
-        ((Net,), TypeError, "models: expected a torch"),
-        (([],), TypeError, "models: expected a torch"),
-        ((Net(), 1), TypeError, "optimizers: expected a torch"),
-        ((nn.DataParallel(Net()),), RuntimeError, "Wrap the model that"),
-        ((Net(), torch.optim.RMSprop(Net().parameters())), RuntimeError, "got RMSprop"),
-        ((Net(), replaced_step()), RuntimeError, "before you replace step"),
-        ((Net(), [new()[1]] * 2), RuntimeError, "was given before"),
-    ):
-        with pytest.raises(error, match=f"amp.initialize: {text}|{text}"):
-            amp.initialize(*arguments, opt_level="O2")
+    with pytest.raises(error, match=f"amp.initialize: {text}|{text}"):
+        amp.initialize(*arguments(), opt_level="O2")
 
 
 def test_bad_losses(monkeypatch: pytest.MonkeyPatch) -> None:

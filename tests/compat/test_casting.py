@@ -80,17 +80,23 @@ def test_compiled_modules_cast(give: Callable[..., Any]) -> None:
 
 
 @by_both
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_modules_that_cannot_cast(give: Callable[..., Any]) -> None:
-    """A module with a replaced forward or with 16-bit parameters is refused."""
-    for spoil, error, text in (
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
         (lambda model: torch.compile(model, backend="eager"), TypeError, "of its class"),
         (torch.jit.script, TypeError, "of its class"),
         (torch.fx.symbolic_trace, TypeError, "of its class"),
-        (nn.Module.half, ValueError, r"weight: expected torch.float32, got .*float16"),
-    ):
-        with pytest.raises(error, match=text):
-            give(spoil(nn.Linear(2, 2)))
+        (lambda model: model.half(), ValueError, r"weight: expected torch.float32, got .*float16"),
+    ],
+    ids=["compile", "script", "fx", "half"],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_modules_that_cannot_cast(
+    give: Callable[..., Any], spoil: Callable[..., Any], error: type[Exception], text: str
+) -> None:
+    """A module with a replaced forward or with 16-bit parameters is refused."""
+    with pytest.raises(error, match=text):
+        give(spoil(nn.Linear(2, 2)))
 
 
 def test_nested_arguments_and_results_are_cast() -> None:
@@ -132,17 +138,21 @@ def test_fused_layers_call_modules_with_casts() -> None:
 # ---- policies of Keras ---------------------------------------------------------------------------
 
 
-def test_bad_policies() -> None:
-    """A name that is no policy's is an error, and the module stays."""
-    module = nn.ReLU()
-    for name, text in (
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
         ("float16", "got 'float16'. Variables stay float32: write 'mixed_float16'"),
         ("mixed_float8", "one of 'float32', 'mixed_float16', 'mixed_bfloat16', got"),
         (torch.float16, "got torch.float16"),
-    ):
-        with pytest.raises(ValueError, match=f"apply_policy: policy: .*{text}"):
-            apply_policy(module, name)
-        assert type(module) is nn.ReLU
+    ],
+    ids=str,
+)
+def test_bad_policies(name: Any, text: str) -> None:
+    """A name that is no policy's is an error, and the module stays."""
+    module = nn.ReLU()
+    with pytest.raises(ValueError, match=f"apply_policy: policy: .*{text}"):
+        apply_policy(module, name)
+    assert type(module) is nn.ReLU
 
 
 def types(model: nn.Module) -> list[torch.dtype]:

@@ -46,7 +46,8 @@ def everything(optimizer: torch.optim.Optimizer, of: Callable[[Tensor], Tensor])
             of(param.detach()).clone(),
             {name: of(value).clone() for name, value in optimizer.state.get(param, {}).items()},
         )
-        for param in optimizer.param_groups[0]["params"]
+        for group in optimizer.param_groups
+        for param in group["params"]
     ]
 
 

@@ -53,20 +53,25 @@ def test_optimizer_without_gradients_is_accepted_when_allowed(kind: str) -> None
     assert (scaler.get_scale(), scaler.step_was_skipped) == (4.0, True)
 
 
-def test_scale_options() -> None:
-    for options, values, scales in (
+@pytest.mark.parametrize(
+    ("options", "values", "scales"),
+    [
         ({"scale": 2.0**-125}, [math.inf] * 2, [2.0**-126] * 2),
         ({"min_scale": 1.5}, [math.inf] * 3, [2.0, 1.5, 1.5]),
         ({"max_scale": 10.0, "growth_interval": 1}, [1.0] * 3, [8.0, 10.0, 10.0]),
         ({"hysteresis": 2}, [math.inf, 1.0, math.inf, math.nan, math.inf], [4, 4, 4, 2, 1]),
         ({"growth_interval": np.int64(2), "max_consecutive_skips": np.int64(9)}, [1, 1], [4, 8]),
         ({"growth_interval": torch.tensor(2)}, [1, 1], [4, 8]),
-    ):
-        assert scales_after(started(OURS, **options), values) == scales, options
+    ],
+    ids=str,
+)
+def test_scale_options(options: dict[str, Any], values: list[float], scales: list[float]) -> None:
+    assert scales_after(started(OURS, **options), values) == scales
 
 
-def test_bad_options() -> None:
-    for options, text in (
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
         ({"min_scale": -1.0}, "min_scale must be .* got -1.0"),
         ({"min_scale": math.nan}, "min_scale must be .* got nan"),
         ({"min_scale": math.inf}, "min_scale must be .* got inf"),
@@ -79,9 +84,12 @@ def test_bad_options() -> None:
         ({"max_consecutive_skips": 0}, "max_consecutive_skips must be an integer from 1 .* got 0"),
         ({"skip_above_norm": 0.0}, "skip_above_norm must be positive, got 0.0"),
         ({"skip_above_norm": math.nan}, "skip_above_norm must be positive, got nan"),
-    ):
-        with pytest.raises(ValueError, match=f"GradScaler.*{text}"):
-            OURS("cpu", **options)
+    ],
+    ids=str,
+)
+def test_bad_options(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"GradScaler.*{text}"):
+        OURS("cpu", **options)
 
 
 @pytest.mark.parametrize("value", [2000.0, "3", None], ids=str)
