@@ -244,7 +244,7 @@ def test_a_wrong_kernel_of_products_leaves_the_other(
     unaligned: str,
     measured: set[str],
 ) -> None:
-    """A wrong kernel leaves the other, also to be measured: TMA loads no unaligned operands."""
+    """If one kernel is wrong, the other runs and is measured. TMA loads no unaligned operands."""
 
     def verify_family(backend: str, family: str, device: str) -> verify.Result:
         return verify.Result("wrong" if wrong in family else "", "today")

@@ -80,7 +80,7 @@ THREADS = """
 @pytest.mark.parametrize(
     "use",
     [CAPTURE, CAPTURE_BY_ANOTHER_THREAD, THREADS],
-    ids=["nothing is verified in a capture", "which another thread does not end", "threads"],
+    ids=["nothing is verified in a capture", "another thread does not end it", "threads"],
 )
 def test_the_first_use_on_a_gpu(use: str, tmp_path: Path) -> None:
     programs.output(ONE_STEP + use, AMP_EXT_VERIFY="1", XDG_CACHE_HOME=str(tmp_path))

@@ -156,7 +156,7 @@ def test_dtypes(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> 
 @gemm_against_oracle
 @pytest.mark.parametrize("k", [7, 500, 5000])
 def test_error_of_long_sums(executor: Executor, k: int) -> None:
-    """Long sums of operands of different magnitude show roundings, with one thread and with two."""
+    """Long sums of operands of different magnitudes show roundings, by one thread or two."""
     for dtypes, count in itertools.product(KINDS, (1, 2)):
         a = normal((17, k), dtypes[0], executor.device) * 2.0**-6
         b = normal((31, k), dtypes[1], executor.device) * 2.0**3
@@ -166,7 +166,7 @@ def test_error_of_long_sums(executor: Executor, k: int) -> None:
 
 @against_oracle
 def test_attention_of_one_head(executor: Executor) -> None:
-    """Attention of one head has operands [batch, 1, time, width] with a meaningless stride."""
+    """Operands of attention with one head, [batch, 1, time, width], have a meaningless stride."""
     for dtype in (FP16, BF16):
         q, k = (integers((3, 16, 1, 8), dtype, executor.device).transpose(1, 2) for _ in range(2))
         assert_equal(gemm(executor, q, k, trans_b=True), q.double() @ k.double().mT)

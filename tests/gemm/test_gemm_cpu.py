@@ -16,7 +16,7 @@ BLOCKS = (64 + 5, 2 * 2048 + 7)  # m and n: a little over one or two blocks
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a product of integers up to 3 in magnitude, exact in FP32 in any order of sums."""
+    """Return a @ b in FP32. Sums of products of integers up to 3 are exact in any order."""
     return (a.double() @ b.double()).float()
 
 

@@ -50,7 +50,7 @@ def test_layer_with_an_activation_is_not_torchs_linear() -> None:
 
 
 def test_options() -> None:
-    """None is no activation; an unknown one, and a dropout that is no probability, are errors."""
+    """None means no activation. Unknown activations and impossible dropouts are errors."""
     for make in (LinearActivation, MLP, GatedMLP):
         assert make(2, 2, activation=None).activation == "none"
         with pytest.raises(ValueError, match=r"None or one of none, relu.*, got 'swish'"):

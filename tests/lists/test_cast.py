@@ -68,7 +68,7 @@ def test_bit_patterns_as_torch(
 
 @every_executor
 def test_rounding(executor: Executor) -> None:
-    """Values between two neighbours are rounded to the nearest one, once, and ties to even."""
+    """A value between two neighbours is rounded once, to the nearer one; a tie to the even one."""
     for dtype, output_dtype, value, expected in (
         (FP32, FP16, 1 + 2.0**-11, 1.0),  # half-way: to the even one
         (FP32, FP16, -65520.0, -math.inf),  # half-way to 2**16

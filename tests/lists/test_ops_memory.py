@@ -84,7 +84,7 @@ def test_tensors_that_torch_materialises(place: Place, make: Callable[[Tensor], 
 # ---- shared ------------------------------------------------------------------------------------
 
 COLUMNS = torch.zeros(8, 10)
-NUMPYS = COLUMNS.numpy()  # its tensors have storages of their own
+NUMPYS = COLUMNS.numpy()  # tensors made from it have their own storages
 
 
 @pytest.mark.parametrize(

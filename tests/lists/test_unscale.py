@@ -56,7 +56,7 @@ def test_factor_of_one_keeps_every_bit(executor: Executor, dtype: torch.dtype) -
 
 @every_executor
 def test_product_is_judged_after_rounding(executor: Executor) -> None:
-    """The rounded product decides about an overflow, after the clip of a norm of 360,000."""
+    """The rounded product decides whether there is an overflow. Clips are of a norm of 360,000."""
     for dtype, value, factor, max_norm, overflows in (
         (torch.float16, 65504.0, 1.00048828125, None, True),  # 65536, beyond the largest fp16
         (torch.float16, 65504.0, 1.0001, None, False),  # rounds back to 65504

@@ -129,7 +129,7 @@ def test_floor_and_ceiling(executor: Executor) -> None:
 
 @every_executor
 def test_tracker_at_and_beyond_the_interval(executor: Executor) -> None:
-    """The scale grows with a tracker that has reached the interval, and the tracker wraps."""
+    """The scale grows once the tracker has reached the interval. Far beyond, the tracker wraps."""
     for tracker, interval, expected in (
         (50, 10, (16.0, 0)),  # an interval that was lowered, unlike torch
         (2**31 - 1, 2000, (16.0, 0)),

@@ -159,7 +159,7 @@ def gradients_and_states_placed_otherwise(world: int, folder: Path) -> None:
 
 
 def written(world: int, folder: Path, on_one_local: bool) -> None:
-    """Assert that a parameter's master follows a write to the DTensor, or on one rank."""
+    """Assert that a parameter's master follows a write to the DTensor, or to one rank's part."""
     (param, *_, other, _, _, _, _), _ = placed_params(world, BF16)
     optimizer = optim.SGD([param, other], lr=1.0, master_weights=True)
     for each in (param, other):

@@ -283,7 +283,7 @@ def test_a_scaler_unscales_before_the_step(name: str) -> None:
 
 
 def test_weights_tied_between_steps() -> None:
-    """A tie after some steps is found, and kernels serve the weights again without it."""
+    """A tie made between steps is found. Kernels serve the weights again once it is gone."""
     params = [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))]
     optimizer, memory = optim.SGD(params, lr=0.5), params[1].data
     for tie, expected in ((memory, 0.5), (params[0].data, -0.5), (memory, -0.0)):

@@ -108,7 +108,7 @@ def test_fp16_gradients() -> None:
 @pytest.mark.parametrize("clip", [None, at_once, after_unscale])
 @pytest.mark.parametrize("make", STEPPED)
 def test_no_gradients(make: str, clip: Clip | None) -> None:
-    """A step without gradients is an error, but torch's fused step does nothing, as in torch."""
+    """A step without gradients is an error. torch's fused step does nothing, as in torch."""
     scaler, optimizer = started(OURS), STEPPED[make]([torch.ones(2)])
     if clip is not None:
         assert plain(clip(scaler, optimizer, 1.0)) == plain(torch.tensor(0.0))
@@ -404,7 +404,7 @@ def test_refused() -> None:
 
 
 def test_a_norm_that_is_written_before_the_step() -> None:
-    """After a clip left to the step, the step refuses a norm that has been written."""
+    """A step that clips refuses a norm that has been written since clip_grad_norm_."""
     optimizer = amp_ext.optim.SGD([leaf([3.0])], lr=0.5)
     scaler = started(OURS)
     norm = scaler.clip_grad_norm_(optimizer, 1.0)

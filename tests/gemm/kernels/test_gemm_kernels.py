@@ -54,7 +54,7 @@ def test_tails(tile: Tile, majors: str) -> None:
         splits = 1 + i % 3
         total = placed(integers((1, m, n), FP32, CPU))
         check(product(majors, m, n, k, aligned=tile.aligned, into=total), tile, splits=splits)
-        n += -n % (8 if tile.sm90 else 1)  # TMA stores results of such rows
+        n += -n % (8 if tile.sm90 else 1)  # TMA stores rows of whole 16 bytes
         gemm = product(majors, m, n, k, OUT_TYPES[i % 3], aligned=tile.aligned)
         check(gemm, tile, splits=splits)
 
