@@ -122,7 +122,7 @@ def test_importing_and_uninstall_leave_torch_as_it_was() -> None:
 
 
 def test_the_cache_is_not_mixed_with_torchs() -> None:
-    """Changes take effect at once within a region of torch. Neither uses the other's cached copies."""
+    """Changes take effect at once within a region of torch. Neither uses the other's copies."""
     weight = torch.ones(3, 4, requires_grad=True)
 
     def gradient(result: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def test_gradients_of_fp32_tensors_never_pass_through_fp16(executor: Executor) -
 def test_fp32_gradients_of_16_bit_leaves(
     executor: Executor, dtype: torch.dtype, grad_dtype: torch.dtype | None
 ) -> None:
-    """A leaf whose grad_dtype is FP32 or None gets a gradient with bits that 16 bits cannot hold."""
+    """A leaf whose grad_dtype is FP32 or None gets a gradient that 16 bits cannot hold."""
     shapes = {"a": (65, 7), "b": (5, 7), "bias": (5,), "c": (65, 1)}
     leaves = {name: integers(s, dtype, executor.device, limit=200) for name, s in shapes.items()}
     for leaf in leaves.values():
