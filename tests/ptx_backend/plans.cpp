@@ -105,7 +105,7 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& devic
   CHECK(plan.shared_bytes == 3072 + boxes + plan.stages * stage && plan.shared_bytes <= most);
   CHECK(plan.stages >= 3 && (plan.stages == 8 || plan.shared_bytes + stage > most));
   const bool has_side = (g.c.data && !plan.reduce) || g.aux.data;
-  CHECK(plan.boxes == 4 || (plan.boxes == 2 && plan.plain && (!is_fp32 || tile.ping_pong)));
+  CHECK(plan.boxes == 4 || (plan.boxes == 2 && plan.plain));
   CHECK(!has_side || !plan.plain);
   CHECK(plan.box_columns == (plan.plain && !is_fp32 ? 64 : 32));
   CHECK(plan.blocks == std::min<uint32_t>(plan.units, device.multiprocessors));
