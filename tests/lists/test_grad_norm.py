@@ -51,7 +51,7 @@ def test_small_exact_values(executor: Executor) -> None:
     grads += [torch.tensor(12.0, dtype=torch.float64), torch.zeros(5).bfloat16()]
     grads = [grad.to(executor.device) for grad in grads]
     for factor, expected in ((None, 13.0), (1.0, 13.0), (0.5, 6.5), (-2.0, 26.0), (0.0, 0.0)):
-        assert norm(executor, grads, factor) == (expected, 0.0)
+        assert norm(executor, grads, factor) == (expected, 0.0), factor
 
 
 @every_executor

@@ -102,8 +102,8 @@ def test_reads_and_writes_each_pack_once(ptx: Ptx, dtype: torch.dtype) -> None:
         )
         assert counted.launches == 1
         assert counted.blocks == 2 * multiprocessors
-        assert counted.bytes_loaded == 16 * packs
-        assert counted.bytes_stored == (16 * packs if writes else 0)
+        assert counted.bytes_loaded == 16 * packs, (op, factors)
+        assert counted.bytes_stored == (16 * packs if writes else 0), (op, factors)
 
 
 # Loads of 16 bytes for each element's share of a thread, of the list or of tensors used together.

@@ -43,7 +43,7 @@ def test_shrunk_storage() -> None:
         grads, found_inf, factor = [torch.ones(2), view], torch.zeros(()), torch.tensor(0.5)
         whole.untyped_storage().resize_(needed)
         ops.unscale_(grads, found_inf, factor)
-        assert view.unique().tolist() == [0.5] * (needed > 0)
+        assert view.unique().tolist() == [0.5] * (needed > 0), needed
         if needed:
             whole.untyped_storage().resize_(needed - 1)
             text = rf"needs a storage of {needed} bytes, but its storage has {needed - 1}:"

@@ -71,9 +71,9 @@ def test_written_by_someone_else(weight: Tensor, optimizer: SGD, found_inf: floa
             weight.detach().add_(1)
         else:
             weight.data = weight.data + 1
-        assert casts(weight) == 1
+        assert casts(weight) == 1, in_place
         step(optimizer, found_inf)
-        assert casts(weight) == 0
+        assert casts(weight) == 0, in_place
 
 
 @pytest.mark.parametrize("options", [{"master_weights": True}, {"autocast_copies": FP16}], ids=str)
