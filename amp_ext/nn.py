@@ -102,10 +102,10 @@ class _Block(nn.Module):
 
 
 class MLP(_Block):
-    """Compute two linear layers with an activation between them, as one autograd node.
+    """Compute two linear layers with an activation between them, fused into the first product.
 
-    Its layers are ``torch.nn.Linear`` modules named ``fc1`` and ``fc2``. :func:`amp_ext.ops.mlp`
-    computes from their parameters, and documents the saved tensors and the fusions.
+    Its layers are ``torch.nn.Linear`` modules named ``fc1`` and ``fc2``. :func:`amp_ext.ops.linear`
+    computes from their parameters.
 
     The module calls both layers instead in these cases: dropout is active; a layer is replaced or
     overridden; a layer has hooks, parametrizations or a weight of a ``Tensor`` subclass; there are
@@ -144,9 +144,8 @@ class MLP(_Block):
         fc1, fc2 = self.fc1, self.fc2
         if not self._is_fused():
             return fc2(self._activated(fc1(input)))
-        return ops.mlp(
-            input, fc1.weight, fc1.bias, fc2.weight, fc2.bias, activation=self.activation
-        )
+        hidden = ops.linear(input, fc1.weight, fc1.bias, activation=self.activation)
+        return ops.linear(hidden, fc2.weight, fc2.bias)
 
 
 class GatedMLP(_Block):

@@ -54,5 +54,5 @@ def _dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = No
 
 with suppress(AttributeError):  # a torch with other modes calls policies with gemm
     for _mode in (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode):
-        for _op in ("gemm", "gemm_with_aux", "gemm_times_derivative"):
+        for _op in ("gemm", "gemm_with_aux"):
             torch.library.register_torch_dispatch(f"amp_ext::{_op}", _mode, _dispatch)

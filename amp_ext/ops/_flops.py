@@ -26,9 +26,9 @@ def _layers(x: _Shape, *parameters: _Shape | None, **_: Any) -> int:
 def _register(counter: ModuleType) -> None:
     """Register the formulas of all ops except linear: a counter sees linear as a gemm."""
     ops, register = torch.ops.amp_ext, counter.register_flop_formula
-    register([ops.gemm, ops.gemm_with_aux, ops.gemm_times_derivative])(_product)
+    register([ops.gemm, ops.gemm_with_aux])(_product)
     register(ops.gemm_accumulate_)(lambda c, *product, **options: _product(*product, **options))
-    register([ops.mlp, ops.gated_mlp])(_layers)
+    register(ops.gated_mlp)(_layers)
 
 
 # An import of the counter would import Triton, and take longer than this whole package.

@@ -11,20 +11,17 @@ from amp_ext.ops._when_imported import when_imported
 _Labels = list[Any]  # a tensor's dimensions: "m", "k", "n", and negative numbers of leading ones
 
 
-def _labels(func: Any, given: dict[str, Any]) -> tuple[dict[str, _Labels], list[_Labels]]:
-    """Return the labels of the arguments and of the results."""
+def _labels(given: dict[str, Any]) -> tuple[dict[str, _Labels], _Labels]:
+    """Return the labels of the arguments and of each result."""
     a, b = (list(range(2 - given[name].dim(), 0)) for name in "ab")
     out = [*([] if given.get("sum_batch") else max(a, b, key=len)), "m", "n"]
     a += ["k", "m"] if given.get("trans_a") else ["m", "k"]
     b += ["n", "k"] if given.get("trans_b") else ["k", "n"]
-    labels = {"a": a, "b": b, "bias": ["n"], "aux": out}
+    labels = {"a": a, "b": b, "bias": ["n"]}
     if given.get("c") is not None:  # broadcast
         ends = zip(reversed(given["c"].shape), reversed(out), strict=False)
         labels["c"] = [label if size != 1 else None for size, label in ends][::-1]
-    returned = [out for _ in func._schema.returns]
-    if func is torch.ops.amp_ext.gemm_times_derivative.default:
-        returned[1] = ["n"]
-    return labels, returned
+    return labels, out
 
 
 def _register(tensor: ModuleType) -> None:
@@ -56,13 +53,13 @@ def _register(tensor: ModuleType) -> None:
             for name, value in tensors.items()
         }
         wholes = as_tuple(func(**given | without_data))  # raises for unfit arguments
-        labels, returned = _labels(func, given)
-        summed = {*labels["a"], *labels["b"]} - {*returned[0]}
-        linear = "aux" in tensors or given.get("activation", "none") == "none"
+        labels, out_labels = _labels(given)
+        summed = {*labels["a"], *labels["b"]} - {*out_labels}
+        linear = given.get("activation", "none") == "none"
 
         mesh = given["a"].device_mesh
         placements = {name: [] for name in tensors}
-        results = [[] for _ in returned]
+        result: list[Any] = []
         for dim in range(mesh.ndim):
             # The dimensions of the product that this dimension of the mesh splits.
             splits = [
@@ -73,8 +70,7 @@ def _register(tensor: ModuleType) -> None:
             split = next((label for label in splits if linear or label not in summed), None)
             for name, places in placements.items():
                 places.append(place(labels[name], split, partial=False))
-            for places, of_result in zip(results, returned, strict=True):
-                places.append(place(of_result, split, partial=split is not None))
+            result.append(place(out_labels, split, partial=split is not None))
 
         coordinate = mesh.get_coordinate()
         if coordinate is None:  # a rank outside of the mesh has no shards
@@ -85,28 +81,28 @@ def _register(tensor: ModuleType) -> None:
                 name: value.detach().redistribute(mesh, placements[name]).to_local()
                 for name, value in tensors.items()
             }
-            placed = zip(coordinate, results[0], strict=True)
+            placed = zip(coordinate, result, strict=True)
             if any(number > 0 for number, place in placed if place.is_partial()):
                 # Only the first rank of a sum adds these.
                 own |= dict.fromkeys(tensors.keys() & {"bias", "c"})
             shards = as_tuple(func(**given | own))
         outs = tuple(
             DTensor.from_local(
-                out, mesh, places, run_check=False, shape=whole.shape, stride=whole.stride()
+                out, mesh, result, run_check=False, shape=whole.shape, stride=whole.stride()
             )
-            for out, places, whole in zip(shards, results, wholes, strict=True)
+            for out, whole in zip(shards, wholes, strict=True)
         )
         return outs if len(outs) > 1 else outs[0]
 
     def refuse(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise NotImplementedError(
             f"{func._schema.name}: expected plain tensors, got a DTensor: amp_ext.ops.gemm takes "
-            "DTensors, and so do linear, mlp and gated_mlp outside of torch.inference_mode()"
+            "DTensors, and so do linear, and gated_mlp outside of torch.inference_mode()"
         )
 
-    for op in ("gemm", "gemm_with_aux", "gemm_times_derivative"):
+    for op in ("gemm", "gemm_with_aux"):
         torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, multiply)
-    for op in ("gemm_accumulate_", "mlp", "gated_mlp"):  # the latter two are gemms to autograd
+    for op in ("gemm_accumulate_", "gated_mlp"):  # gated_mlp is gemms to autograd
         torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, refuse)
 
 

@@ -20,10 +20,8 @@ from amp_ext.ops._op import Case, cases, op
 __all__ = [  # noqa: RUF022
     "gemm",
     "gemm_with_aux",
-    "gemm_times_derivative",
     "gemm_accumulate_",
     "linear",
-    "mlp",
     "gated_mlp",
 ]
 
@@ -133,61 +131,6 @@ def _gemm_cases() -> Iterator[Case]:
     yield Case("the example", arguments)
 
 
-@op()
-def gemm_times_derivative(
-    a: Tensor,
-    b: Tensor,
-    aux: Tensor,
-    *,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    activation: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return ``(A @ B) * act'(aux)`` and its column sums, for a layer's backward pass.
-
-    Let ``a`` be the gradient of a layer's output, and ``b`` the layer's weight: the product is the
-    gradient of the layer's input. If this input is act(aux), the result is the gradient of aux. The
-    column sums are then the gradient of a bias in aux. The op is not differentiable.
-
-    Args:
-        a, b, trans_a, trans_b, out_dtype: as for :func:`gemm`.
-        aux: float16, bfloat16, float32 or float64, of the result's shape, as returned by
-            :func:`gemm_with_aux`.
-        activation: as for :func:`gemm`. The derivative of "relu" is 0 where ``aux <= 0``, else 1.
-            The derivatives of the gelus and of "silu" are 1 at +inf and 0 at -inf.
-
-    Returns:
-        (out, column_sums): the product in the sum's dtype, rounded once; and the sums of its
-        columns before that rounding, over rows and leading dimensions. The shape of the sums is
-        [n]. Their dtype is float32, or float64 when ``a`` or ``b`` is float64. Both results are
-        bitwise the same in every run. (Torch's library rounds the product before both, as in
-        :func:`gemm`.)
-
-    Raises:
-        RuntimeError: shapes that do not fit, several devices, or a tensor that requires a gradient,
-            outside of ``torch.no_grad()``.
-        NotImplementedError, ValueError: as :func:`gemm`.
-    """
-    y = _sum(a, b, trans_a, trans_b)
-    if activation == "relu":
-        y = torch.where(aux <= 0, 0.0, y)
-    else:
-        # Beyond 800 even exp(-aux) is 0 in float64.
-        at = aux.detach().double().clamp(-800, 800).requires_grad_()
-        with torch.enable_grad():
-            (derivative,) = torch.autograd.grad(_activated(at, activation).sum(), at)
-        y = y * derivative
-    sums = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
-    return y.to(_result_type(a, b, out_dtype)), y.flatten(0, -2).sum(0).to(sums)
-
-
-@cases(gemm_times_derivative)
-def _gemm_times_derivative_cases() -> Iterator[Case]:
-    aux = counted(2, 3, 5).half()
-    yield Case("the example", {**_example_operands(), "aux": aux, "activation": "relu"})
-
-
 @op("c")
 def gemm_accumulate_(
     c: Tensor,
@@ -260,45 +203,6 @@ def linear(
 @cases(linear)
 def _linear_cases() -> Iterator[Case]:
     yield _example_layers(weight=4, bias=0)
-
-
-@op()
-def mlp(
-    x: Tensor,
-    weight1: Tensor,
-    bias1: Tensor | None,
-    weight2: Tensor,
-    bias2: Tensor | None,
-    *,
-    activation: str = "gelu",
-) -> Tensor:
-    """Return ``act(x @ weight1.T + bias1) @ weight2.T + bias2``, as one autograd node.
-
-    Forward keeps the pre-activation and the activated hidden layer, both of one product. Backward
-    computes the product of the gradient and ``weight2`` (:func:`gemm_times_derivative`): the
-    derivative of the activation and the gradient of ``bias1`` come with it. The op is
-    differentiable twice.
-
-    Dtypes, strides, autocast and errors are as for :func:`linear`.
-
-    Args:
-        x: [*, k], also [k].
-        weight1: [h, k].
-        bias1: [h].
-        weight2: [n, h].
-        bias2: [n].
-        activation: as for :func:`gemm`.
-
-    Returns:
-        A new tensor of shape [*, n], in the promoted dtype of ``x`` and the weights.
-    """
-    hidden = linear.reference(x, weight1, bias1, activation=activation)
-    return linear.reference(hidden, weight2, bias2)
-
-
-@cases(mlp)
-def _mlp_cases() -> Iterator[Case]:
-    yield _example_layers(weight1=4, bias1=0, weight2=5, bias2=0)
 
 
 @op()
@@ -448,14 +352,10 @@ def _products(dtype: torch.dtype) -> Iterator[Case]:
         relu = {**operands, "activation": "relu", "out_dtype": out}
         more = {"c": addend.to(out), "alpha": 0.5, "beta": 2.0, "bias": bias.to(out)}
         yield Case(f"epilogue into {out}", {**relu, **more}, op="gemm_with_aux")
-        more = {"aux": addend.to(out)}
-        yield Case(f"derivative into {out}", {**relu, **more}, op="gemm_times_derivative")
     for activation in ("gelu", "gelu_tanh", "silu"):
         small = {**operands, "a": operands["a"] / 32, "activation": activation, "out_dtype": FP32}
         arguments = {**small, "bias": bias.float()}
         yield Case(activation, arguments, tolerance=1e-5, op="gemm_with_aux")
-        arguments = {**small, "aux": (addend / 4).float()}
-        yield Case(f"{activation}'", arguments, tolerance=1e-4, op="gemm_times_derivative")
 
     c = torch.full((70, 80), 3.0, dtype=FP32, device="cpu")[:, :72]
     yield Case("added in memory", {**operands, "c": c}, op="gemm_accumulate_")

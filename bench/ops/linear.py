@@ -1,4 +1,4 @@
-"""Time fused layers: linear + bias + GELU, and an MLP as one node of the graph."""
+"""Time fused layers: linear + bias + GELU, and an MLP of it and another layer."""
 
 from __future__ import annotations
 

@@ -25,15 +25,13 @@ LARGE, MIDDLE, SMALL, SPLIT, FEW = (
 EPILOGUES: dict[str, dict[str, Any]] = {
     "bias gelu": {"sizes": LARGE, "bias": BRAIN, "activation": "gelu", "dtype": BRAIN},
     "accumulated": {"sizes": LARGE, "c": FLOAT, "out": FLOAT, "trans": (True, False)},
-    "derivative, column sums": {
+    "aux": {
         "sizes": MIDDLE,
         "aux": HALF,
         "activation": "gelu_tanh",
-        "derivative": True,
         "trans": (False, False),
     },
     "splits": {"sizes": SPLIT, "bias": HALF, "activation": "silu"},
-    "splits, column sums": {"sizes": SPLIT, "aux": HALF, "activation": "relu", "derivative": True},
     "odd sizes": {"sizes": (1, 1, 511, 513, 515)},
     "terms": {"sizes": (1, 3, 1024, 2048, 256), "trans": (True, False), "out": FLOAT},
 }
@@ -63,7 +61,6 @@ def _variant(
     aux: int | None = None,
     bias: int | None = None,
     activation: str = "none",
-    derivative: bool = False,
 ) -> Variant:
     """Return the kernel of a product. Its matrices are contiguous where their rows are aligned."""
     from amp_ext.triton_kernels.gemm.gemm import product
@@ -83,8 +80,7 @@ def _variant(
         matrix(aux, m, n),
     )
     device = Device(arch if has_tma else 80, MULTIPROCESSORS[arch])
-    options = (activation, derivative, derivative)
-    launch = product(device, 0, 0, sizes, options, bias, *matrices)
+    launch = product(device, 0, 0, sizes, activation, bias, *matrices)
     form = launch.form
     maps = dict(zip(("a_map", "b_map"), launch.maps, strict=True))
     signature, constexprs = {}, {}

@@ -65,10 +65,10 @@ def shard(dim: int) -> Any:
 
 
 def differentiated(call: Callable[..., Any], tensors: list[Tensor]) -> tuple[Any, Any]:
-    leaves = [tensor.detach().requires_grad_(call not in NOT_DIFFERENTIABLE) for tensor in tensors]
+    leaves = [tensor.detach().requires_grad_(call is not both) for tensor in tensors]
     outs = call(*leaves)
     outs = outs if isinstance(outs, tuple) else (outs,)
-    if call in NOT_DIFFERENTIABLE:
+    if call is both:
         return [whole(out) for out in outs], []
     (outs[0] * outs[0].detach()).sum().backward()
     return [whole(outs[0].detach())], [whole(leaf.grad) for leaf in leaves]
@@ -91,9 +91,6 @@ def both(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
 
 
 summed = partial(ops.gemm, trans_a=True, sum_batch=True)
-mlp = partial(ops.mlp, activation="relu")
-derivative = partial(ops.gemm_times_derivative, activation="relu")
-NOT_DIFFERENTIABLE = {derivative, both}
 
 
 @case
@@ -110,9 +107,6 @@ def gemm(mesh: Any) -> None:
     assert_same(mesh, activated, [integers(4, 4), integers(4, 4), integers(4)], replicate)
     assert_same(mesh, summed, [integers(2, 4, 3), integers(2, 4, 5)])
     assert_same(mesh, both, [integers(2, 3, 4), integers(4, 4), integers(4)], replicate)
-    assert_same(mesh, derivative, [integers(3, 4), integers(4, 6), integers(3, 6)], shard(1))
-    layers = [integers(3, 4), integers(6, 4), integers(6), integers(4, 6), integers(4)]
-    assert_same(mesh, mlp, layers, replicate, shard(1), replicate)
     layers = [integers(3, 4), integers(6, 4), integers(6, 4), integers(4, 6)]
     assert_same(mesh, gated, layers, shard(0), shard(1))
 
@@ -177,7 +171,7 @@ def arguments(mesh: Any) -> None:
     with pytest.raises(NotImplementedError, match="gemm_accumulate_: expected plain tensors"):
         ops.gemm_accumulate_(torch.zeros(2, 2), a, a, trans_b=True)
     with torch.inference_mode(), pytest.raises(NotImplementedError, match="mlp: expected plain"):
-        ops.mlp(a, a, None, a, None)
+        ops.gated_mlp(a, a, None, a, None, a, None)
 
 
 # ---- layers --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from amp_ext.nn import MLP, GatedMLP
 from cases import ACTIVATIONS, assert_all_same, assert_same
 
 BLOCKS = {"fc1": MLP, "fc2": MLP, "gate_proj": GatedMLP, "up_proj": GatedMLP, "down_proj": GatedMLP}
+NODES = {MLP: "GemmBackward", GatedMLP: "GatedMlpBackward"}
 every_layer = pytest.mark.parametrize("name", BLOCKS)
 
 
@@ -62,7 +63,7 @@ CHANGES: dict[str, Callable[[nn.Linear], Any]] = {
 def test_plain_layers_are_fused(name: str) -> None:
     """Plain layers are one node, also while a view replaces a weight."""
     block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
-    node = {MLP: "MlpBackward", GatedMLP: "GatedMlpBackward"}[BLOCKS[name]]
+    node = NODES[BLOCKS[name]]
     views = {name: value.view_as(value) for name, value in block.named_parameters()}
     for out in (block(x), torch.func.functional_call(block, views, (x,))):
         assert out.grad_fn.name() == node
@@ -133,4 +134,4 @@ def test_dropout_is_torchs(make: type[nn.Module]) -> None:
     assert not torch.equal(block(x), block(x))
     block.eval()
     torch.testing.assert_close(block(x), called(block, x), rtol=1e-5, atol=1e-5)
-    assert block(x).grad_fn.name() == f"{'Gated' * (make is GatedMLP)}MlpBackward"
+    assert block(x).grad_fn.name() == NODES[make]

@@ -1,4 +1,4 @@
-"""Test amp_ext.ops.mlp and gated_mlp against compositions of torch's ops."""
+"""Test amp_ext.ops.gated_mlp against a composition of torch's ops."""
 
 from __future__ import annotations
 
@@ -30,67 +30,55 @@ from executors import Executor, against_oracle, every_executor
 from gemm_cases import cast, doubles
 
 FP16, BF16, FP32, FP64 = FLOATS
-MLP = ("x", "weight1", "bias1", "weight2", "bias2")
-GATED = ("x", "gate_weight", "gate_bias", "up_weight", "up_bias", "down_weight", "down_bias")
-NAMES = {"mlp": MLP, "gated_mlp": GATED}
+NAMES = ("x", "gate_weight", "gate_bias", "up_weight", "up_bias", "down_weight", "down_bias")
 
-every_op = pytest.mark.parametrize("op", NAMES)
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
-every_wanted = pytest.mark.parametrize(
-    ("op", "wanted"), [(op, name) for op, names in NAMES.items() for name in names]
-)
 
 
 def leaves_of(
-    op: str,
     shape: tuple[int, ...],
     make: Callable[[tuple[int, ...]], Tensor],
     hidden: int = 6,
     columns: int = 4,
 ) -> dict[str, Any]:
     """Return an input of 7 columns, or as many as the shape has, and the layers' parameters."""
-    first = [(hidden, shape[-1]), (hidden,)] * (2 if op == "gated_mlp" else 1)
-    shapes = zip(NAMES[op], [shape, *first, (columns, hidden), (columns,)], strict=True)
+    first = [(hidden, shape[-1]), (hidden,)] * 2
+    shapes = zip(NAMES, [shape, *first, (columns, hidden), (columns,)], strict=True)
     return {name: make(shape).requires_grad_() for name, shape in shapes}
 
 
 def composed(leaves: dict[str, Tensor], activation: str) -> Tensor:
     x, *first, weight, bias = leaves.values()
-    hidden = ACTIVATIONS[activation](F.linear(x, *first[:2]))
-    return F.linear(hidden * F.linear(x, *first[2:]) if first[2:] else hidden, weight, bias)
+    hidden = ACTIVATIONS[activation](F.linear(x, *first[:2])) * F.linear(x, *first[2:])
+    return F.linear(hidden, weight, bias)
 
 
 @every_executor
-@every_op
 @every_activation
-def test_derivatives(executor: Executor, op: str, activation: str) -> None:
+def test_derivatives(executor: Executor, activation: str) -> None:
     """First and second derivatives equal finite differences."""
-    leaves = leaves_of(op, (2, 2, 7), lambda s: normal(s, FP64, executor.device))
-    run = getattr(executor.ops, op)
+    leaves = leaves_of((2, 2, 7), lambda s: normal(s, FP64, executor.device))
+    run = executor.ops.gated_mlp
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
         assert check(lambda *t: run(*t, activation=activation), (*leaves.values(),))
 
 
 @every_executor
-@every_op
 @pytest.mark.parametrize("shape", [(7,), (2, 3, 5, 7), (0, 7)], ids=str)
 @pytest.mark.parametrize("dtypes", [(FP16, FP16), (FP16, FP32), (FP32, FP64)], ids=str)
 def test_exact_gradients(
-    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], shape: tuple[int, ...], op: str
+    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], shape: tuple[int, ...]
 ) -> None:
     """Results and gradients of small integers are exact, in the dtype of each tensor.
 
     The factors of a gated layer may have two dtypes.
     """
-    leaves = leaves_of(op, shape, lambda s: integers(s, FP32, executor.device, limit=1))
+    leaves = leaves_of(shape, lambda s: integers(s, FP32, executor.device, limit=1))
     low, high = dtypes
-    kinds = (
-        (low, high, FP32, high, FP16) if op == "mlp" else (low, low, FP32, high, FP16, high, low)
-    )
-    leaves = cast(leaves, kinds)
+    leaves = cast(leaves, (low, low, FP32, high, FP16, high, low))
     same = doubles(leaves)
     with unwritten(leaves.values()):
-        out = getattr(executor.ops, op)(**leaves, activation="relu")
+        out = executor.ops.gated_mlp(**leaves, activation="relu")
         grad = integers(tuple(out.shape), out.dtype, executor.device, limit=1)
         out.backward(grad)
     exact = composed(same, "relu")
@@ -103,24 +91,23 @@ def test_exact_gradients(
 
 
 @against_oracle
-@every_op
 @every_activation
 @pytest.mark.parametrize("dtype", [FP16, BF16, FP32], ids=str)
 def test_is_no_less_exact_than_torch(
-    executor: Executor, dtype: torch.dtype, activation: str, op: str
+    executor: Executor, dtype: torch.dtype, activation: str
 ) -> None:
     """The RMS error of output and gradients is at most torch's, up to a fifth.
 
     The 96 elements of a bias are a sample of errors, and their RMS varies by a fourteenth. If torch
     is exact, the limit is FP32's unit.
     """
-    leaves = leaves_of(op, (256, 64), lambda s: normal(s, FP32, executor.device), 96, 96)
+    leaves = leaves_of((256, 64), lambda s: normal(s, FP32, executor.device), 96, 96)
     leaves = cast(leaves, [dtype] * len(leaves))
     grad = normal((256, 96), dtype, executor.device)
     results = []
     for tensors, run in (
         (doubles(leaves), lambda t: composed(t, activation)),
-        (leaves, lambda t: getattr(ops, op)(**t, activation=activation)),
+        (leaves, lambda t: ops.gated_mlp(**t, activation=activation)),
         (cast(leaves, [dtype] * len(leaves)), lambda t: composed(t, activation)),
     ):
         out = run(tensors)
@@ -132,29 +119,25 @@ def test_is_no_less_exact_than_torch(
 
 
 @against_oracle
-@every_op
 @pytest.mark.parametrize("activation", ["relu", "silu"])
-def test_products_and_saved_tensors(executor: Executor, op: str, activation: str) -> None:
-    """A layer is one product forward and two backward; the saved tensors are few.
+def test_products_and_saved_tensors(executor: Executor, activation: str) -> None:
+    """A layer is one product forward and two backward; few tensors are saved.
 
-    mlp multiplies by the derivative in a product. gated_mlp saves the input and two hidden tensors.
+    They are the input and two hidden tensors.
     """
-    leaves = leaves_of(op, (3, 5, 7), lambda s: normal(s, FP16, executor.device))
+    leaves = leaves_of((3, 5, 7), lambda s: normal(s, FP16, executor.device))
     kept: list[Tensor] = []
     keep = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
     with Seen() as forward, keep:
-        out = getattr(ops, op)(**leaves, activation=activation)
+        out = ops.gated_mlp(**leaves, activation=activation)
     first = "gemm_with_aux" if activation == "silu" else "gemm"
-    is_gated = op == "gated_mlp"
-    assert forward.names == [first, *["gemm"] * (2 if is_gated else 1)]
+    assert forward.names == [first, "gemm", "gemm"]
     weights = {leaf.data_ptr() for name, leaf in leaves.items() if "weight" in name}
     others = [tuple(t.shape) for t in kept if t.data_ptr() not in weights]
-    hidden = [(3, 5, 6)] * (2 if is_gated or activation == "silu" else 1)
-    assert sorted(others) == [*hidden, (3, 5, 7)]
+    assert sorted(others) == [(3, 5, 6), (3, 5, 6), (3, 5, 7)]
     with Seen() as backward:
         out.sum().backward()
-    expected = ["gemm"] * 6 if is_gated else ["gemm", "gemm_times_derivative", "gemm", "gemm"]
-    assert backward.names == expected
+    assert backward.names == ["gemm"] * 6
 
 
 class Alive(TorchDispatchMode):
@@ -174,78 +157,73 @@ class Alive(TorchDispatchMode):
         return results
 
 
-@every_op
 @pytest.mark.parametrize("activation", ["relu", "silu"])
-def test_frees_tensors_after_their_last_use(op: str, activation: str) -> None:
+def test_frees_tensors_after_their_last_use(activation: str) -> None:
     """The gradients of the first layer are computed after the hidden layer has been freed."""
-    leaves = leaves_of(op, (3, 7), lambda shape: torch.ones(shape, dtype=FP16))
+    leaves = leaves_of((3, 7), lambda shape: torch.ones(shape, dtype=FP16))
     for retain in (True, False):
         with Alive() as alive:
-            out = getattr(ops, op)(**leaves, activation=activation).sum()
+            out = ops.gated_mlp(**leaves, activation=activation).sum()
             out.backward(retain_graph=retain)
         assert alive.counts[0] > 2
         assert alive.counts[-1] == (alive.counts[0] if retain else 2)  # the result and its sum
 
 
 @against_oracle
-@every_wanted
+@pytest.mark.parametrize("wanted", NAMES)
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 def test_only_wanted_gradients_are_computed(
-    executor: Executor, activation: str, op: str, wanted: str
+    executor: Executor, activation: str, wanted: str
 ) -> None:
     """The gradient of one tensor takes only its own products, and is the same."""
-    leaves = leaves_of(op, (5, 7), lambda s: normal(s, FP16, executor.device))
-    out = getattr(ops, op)(**leaves, activation=activation)
+    leaves = leaves_of((5, 7), lambda s: normal(s, FP16, executor.device))
+    out = ops.gated_mlp(**leaves, activation=activation)
     expected = torch.autograd.grad(out.sum(), leaves[wanted])[0]
     for name, leaf in leaves.items():
         leaf.requires_grad_(name == wanted)
     with Seen() as forward:
-        out = getattr(ops, op)(**leaves, activation=activation)
-    needs_argument = wanted not in ("down_bias", "weight2", "bias2")
+        out = ops.gated_mlp(**leaves, activation=activation)
+    needs_argument = wanted != "down_bias"
     assert ("gemm_with_aux" in forward.names) == (activation == "silu" and needs_argument)
     with Seen() as backward:
         out.sum().backward()
-    counts = {"down_weight": 1, "weight2": 1, "x": 2 if op == "mlp" else 3}
-    is_last = wanted in ("down_bias", "bias2")
-    expected_count = 0 if is_last else 1 if "bias" in wanted else counts.get(wanted, 2)
-    assert len(backward.names) == expected_count
+    counts = {"down_bias": 0, "down_weight": 1, "gate_bias": 1, "up_bias": 1, "x": 3}
+    assert len(backward.names) == counts.get(wanted, 2)
     assert_same(leaves[wanted].grad, expected)
 
 
 @against_oracle
-@every_op
 @pytest.mark.parametrize("activation", ["relu", "silu"])
-def test_checkpointed(executor: Executor, op: str, activation: str) -> None:
+def test_checkpointed(executor: Executor, activation: str) -> None:
     """A backward pass unpacks each saved tensor once, as a checkpoint needs it."""
-    given = list(leaves_of(op, (5, 7), lambda s: normal(s, FP16, executor.device)).values())
+    given = list(leaves_of((5, 7), lambda s: normal(s, FP16, executor.device)).values())
 
     def run(*tensors: Tensor) -> Tensor:
-        return getattr(ops, op)(*tensors, activation=activation)
+        return ops.gated_mlp(*tensors, activation=activation)
 
     outs = run(*given), checkpoint(run, *given, use_reentrant=False)
     assert_all_same(*(torch.autograd.grad(out.sum(), given) for out in outs))
 
 
 Spoil = Callable[[Tensor], Tensor]
-FAULTS: dict[tuple[str, str], tuple[Spoil, str]] = {
-    ("mlp", "x"): (lambda t: t[..., :3], r"x must have 7 columns.*got shape \[5, 3\]"),
-    ("mlp", "weight1"): (lambda t: t[:, :3], r"x must have 3 columns for weight1.*\[5, 7\]"),
-    ("mlp", "bias1"): (lambda t: t[:3], r"bias1 must have shape \[6\], got shape \[3\]"),
-    ("mlp", "weight2"): (lambda t: t[:, :3], r"weight1 must have 3 rows for weight2.*\[6, 7\]"),
-    ("mlp", "bias2"): (lambda t: t[:3], r"bias2 must have shape \[4\], got shape \[3\]"),
-    ("gated_mlp", "up_weight"): (lambda t: t[:3], r"gate_weight must have 3 rows, as up_weight"),
-    ("gated_mlp", "up_bias"): (lambda t: t[:3], r"up_bias must have shape \[6\], got shape \[3\]"),
-    ("gated_mlp", "down_weight"): (lambda t: t[:, :3], r"up_weight must have 3 rows for down"),
+FAULTS: dict[str, tuple[Spoil, str]] = {
+    "x": (lambda t: t[..., :3], r"x must have 7 columns.*got shape \[5, 3\]"),
+    "gate_weight": (lambda t: t[:, :3], r"x must have 3 columns for gate_weight.*\[6, 3\]"),
+    "gate_bias": (lambda t: t[:3], r"gate_bias must have shape \[6\], got shape \[3\]"),
+    "up_weight": (lambda t: t[:3], r"gate_weight must have 3 rows, as up_weight"),
+    "up_bias": (lambda t: t[:3], r"up_bias must have shape \[6\], got shape \[3\]"),
+    "down_weight": (lambda t: t[:, :3], r"up_weight must have 3 rows for down"),
+    "down_bias": (lambda t: t[:3], r"down_bias must have shape \[4\], got shape \[3\]"),
 }
 
 
-@pytest.mark.parametrize(("op", "name"), FAULTS)
+@pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_bad_shapes(device: str, op: str, name: str) -> None:
+def test_bad_shapes(device: str, name: str) -> None:
     """A bad shape is an error that names the argument."""
-    spoil, text = FAULTS[op, name]
-    leaves = leaves_of(op, (5, 7), lambda s: torch.zeros(s, device=device))
-    if op == "gated_mlp" and name != "up_bias":
+    spoil, text = FAULTS[name]
+    leaves = leaves_of((5, 7), lambda s: torch.zeros(s, device=device))
+    if name != "up_bias":
         leaves["up_bias"] = None
-    with pytest.raises(RuntimeError, match=f"amp_ext::{op}: {text}"):
-        getattr(ops, op)(**leaves | {name: spoil(leaves[name])})
+    with pytest.raises(RuntimeError, match=f"amp_ext::gated_mlp: {text}"):
+        ops.gated_mlp(**leaves | {name: spoil(leaves[name])})

@@ -127,7 +127,7 @@ FAULTS: list[Fault] = [
     ("cast_", "inputs", second(Tensor.t), "inputs[1] must have the shape of outputs[1], [4, 2]"),
     ("cast_", "outputs", second(window), f"outputs[1] has strides [1, 1]: {OVERLAPS}"),
     ("gemm", "out_dtype", lambda _: torch.int32, "out_dtype must be float16, bfloat16, float32 or"),
-    ("gemm_times_derivative", "aux", lambda t: t[:1], "aux must have the shape of the result, [2"),
+    ("gemm_accumulate_", "c", lambda t: t[:1], "c must have the shape of the result, [2"),
     ("adam_", "params", second(holes), "has holes (shape [3, 2], strides [4, 2])"),
     ("adam_", "params", second(lambda t: t[:1].expand(3, 2)), OVERLAPS),
     ("adam_", "params", second(Tensor.half), "of a float32 parameter, got BFloat16 of Half"),

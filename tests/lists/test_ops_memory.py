@@ -20,7 +20,7 @@ from reference import arguments
 # ---- freed and shrunk --------------------------------------------------------------------------
 
 
-LAYERS = ("linear", "mlp", "gated_mlp")
+LAYERS = ("linear", "gated_mlp")
 
 
 @of_ops(LIST_OPS + GEMM_OPS)

@@ -439,9 +439,8 @@ def of_products(
                 more = {"out_dtype": out, "prepare": forced(**plan)}
                 yield case(text, "gemm", *operands(F16, k), **more)
         aux = {"activation": "relu", "out_dtype": F16, "prepare": forced(), "loose": 1e-3}
-        at, (a, b) = integers(m, n, dtype=F16), (x / 4 for x in operands(F16, 72))
+        a, b = (x / 4 for x in operands(F16, 72))
         yield case(f"{name}, many", "gemm_with_aux", a, b, bias=bias, **aux)
-        yield case(f"{name}, many", "gemm_times_derivative", a, b, at, **aux)
         m, n = size
     n = size[1] - 5  # rows of the result are not aligned, and end within a vector
     for out, shifted in itertools.product((F32, F16, BF16), (0, 1)):
@@ -459,12 +458,6 @@ def of_products(
         loose = {"loose": 1e-5 if out == F32 else 1e-3, "out_dtype": out, "prepare": forced()}
         with_bias = {"bias": bias, "activation": activation, **loose}
         yield case(f"{name} {activation}", "gemm_with_aux", a, b, **with_bias)
-        aux = {"activation": activation, **loose}
-        at = integers(m, n, dtype=out)
-        at[:16:8, :32] = NAN  # for each register of a thread that has an element of row 0
-        yield case(f"{name} {activation}", "gemm_times_derivative", a, b, at, **aux)
-        text, at = f"{name} {activation} by columns", by(False, integers(m, n, dtype=out))
-        yield case(text, "gemm_times_derivative", a, b, at, **aux)
     a, b = operands(F16, 72)  # pre-activations that are rounded
     more = {"bias": integers(n, dtype=F16), "activation": "relu", "out_dtype": F16}
     yield case(f"{name} rounded", "gemm_with_aux", a * 64, b, **more, prepare=forced())
@@ -475,19 +468,10 @@ def of_products(
         a, b = integers(m, 72, dtype=F16), by(False, integers(72, 40, dtype=F16))
         more = {"c": integers(m, 40, dtype=F32), "out_dtype": F32, "prepare": forced()}
         yield case(f"{name} of few columns", "gemm", a, b, **more)
-    a, b = (x / 4 for x in operands(F16, 72))
-    # Rows beyond the matrix are zeros, times infinities NaN.
-    for rows, value in itertools.product((88, 96), (1.0, INF)) if sm90 else ():
-        ones, factors = torch.ones(rows, 72, dtype=F16), b.clone()
-        factors[0] = value
-        at, aux = integers(rows, n, dtype=F32).abs(), {"activation": "silu", "out_dtype": F32}
-        text, given = f"{name} of {rows} rows and {value}", (ones, factors, at)
-        yield case(text, "gemm_times_derivative", *given, **aux, loose=1e-5, prepare=forced())
     for out in () if sm90 else (F16, F32):  # the last row is aligned, and ends within a vector
         a, b = integers(9, 72, dtype=F16), by(False, integers(72, n - 5, dtype=F16))
-        at, more = integers(9, n - 5, dtype=out), {"activation": "relu", "out_dtype": out}
-        text = f"{name} of 9 rows to {out}"
-        yield case(text, "gemm_times_derivative", a, b, at, **more, prepare=forced())
+        more = {"c": integers(9, n - 5, dtype=out), "out_dtype": out, "prepare": forced()}
+        yield case(f"{name} of 9 rows to {out}", "gemm", a, b, **more)
     if not sm90:  # several tiles, of which a group has not all
         a, b = integers(3 * m, 40, dtype=F16), by(False, integers(40, 2 * n, dtype=F16))
         yield case(f"{name}, many", "gemm", a, b, out_dtype=F32, prepare=forced())

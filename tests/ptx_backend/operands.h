@@ -79,7 +79,6 @@ inline void allow(const GemmArgs& g) {
   allow(g.a, matrices, g.m, g.k), allow(g.b, matrices, g.k, g.n);
   for (const MatrixRef* x : {&g.c, &g.aux, &g.out}) allow(*x, g.batch, g.m, g.n);
   if (g.n > 0) allow(g.bias.data, g.bias.dtype, (g.n - 1) * g.bias.stride + 1);
-  allow(static_cast<const float*>(g.column_sums), g.n);
 }
 
 }  // namespace ptx_backend

@@ -85,14 +85,8 @@ void check_balance(const GemmPlan& plan) {
 void check_memory(const GemmArgs& g, const GemmPlan& plan) {
   const TileExtents tile = extents(plan.sm90, plan.tile);
   const int64_t consumers = plan.sm90 && !kSm90Tiles[plan.tile].ping_pong ? 2 : 1;
-  int64_t bytes = plan.splits > 1 ? int64_t{plan.units} * tile.m * tile.n * 4 : 0;
-  int64_t tickets = plan.splits > 1 ? tiles_of(g, plan) * consumers : 0;
-  CHECK(plan.column_sums_offset == bytes && bytes % 16 == 0 && plan.column_tickets == tickets);
-  if (g.column_sums) {
-    const int64_t rows = plan.sm90 ? ceil_div(g.m, 64) : plan.tiles_m;
-    bytes += g.batch * rows * plan.tiles_n * tile.n * 4;
-    tickets += plan.tiles_n;
-  }
+  const int64_t bytes = plan.splits > 1 ? int64_t{plan.units} * tile.m * tile.n * 4 : 0;
+  const int64_t tickets = plan.splits > 1 ? tiles_of(g, plan) * consumers : 0;
   CHECK(plan.workspace_bytes == bytes && plan.tickets == tickets);
 }
 
@@ -155,8 +149,7 @@ class Problems {
     if (one_in(3))
       g.c = g.out, g.beta = 1;
     else if (one_in(2))
-      g.aux = g.out, g.derivative = one_in(2);
-    if (one_in(2)) g.column_sums = g.out.data;
+      g.aux = g.out;
     if (!sm90 && one_in(5)) g.a.data = static_cast<char*>(g.a.data) + 2;
     return g;
   }

@@ -1,4 +1,4 @@
-"""Activations of fp32 numbers, and products with their derivatives."""
+"""Activations of fp32 numbers."""
 
 from __future__ import annotations
 
@@ -16,32 +16,10 @@ def activate(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "gelu":
         return x * _normal_cdf(x)
     elif ACTIVATION == "gelu_tanh":
-        return x * _logistic(_twice_u(x))
+        # (1 + tanh(u)) / 2 is the logistic function of 2 u.
+        return x * _logistic(1.5957691 * (x + 0.044715 * x * x * x))
     elif ACTIVATION == "silu":
         return x * _logistic(x)
-    else:
-        return x
-
-
-@device_function
-def times_derivative(x, at, ACTIVATION: tl.constexpr):
-    """Return x times the activation's derivative at fp32 or fp64 numbers.
-
-    relu gives 0 where at <= 0 before it is rounded, whatever x is.
-    """
-    if ACTIVATION == "relu":
-        return tl.where(at <= 0.0, 0.0, x)
-    # Farther out the derivatives are 0 and 1; squares would overflow. NaN stays.
-    at = at.to(tl.float32)
-    at = tl.where(at > 128.0, 128.0, tl.where(at < -128.0, -128.0, at))
-    if ACTIVATION == "gelu":
-        return x * (_normal_cdf(at) + at * (0.39894228 * tl.exp(-0.5 * at * at)))
-    elif ACTIVATION == "gelu_tanh":
-        u = _twice_u(at)
-        slope = 1.5957691 * (1.0 + 3 * 0.044715 * at * at)
-        return x * (_logistic(u) + at * (_logistic_density(u) * slope))
-    elif ACTIVATION == "silu":
-        return x * (_logistic(at) + at * _logistic_density(at))
     else:
         return x
 
@@ -68,20 +46,7 @@ def _interpreted_cdf(x):
 
 
 @device_function
-def _twice_u(x):
-    # (1 + tanh(u)) / 2 is the logistic function of 2 u.
-    return 1.5957691 * (x + 0.044715 * x * x * x)
-
-
-@device_function
 def _logistic(x):
     # With e = exp(-|x|), 1 / (1 + e) for x > 0 and e / (1 + e) neither cancel nor overflow.
     e = tl.exp(-tl.abs(x))
     return tl.where(x > 0.0, 1.0, e) / (1.0 + e)
-
-
-@device_function
-def _logistic_density(x):
-    e = tl.exp(-tl.abs(x))
-    r = 1.0 / (1.0 + e)
-    return e * r * r

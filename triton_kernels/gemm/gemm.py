@@ -109,10 +109,9 @@ class Product:
         form: Form,
     ) -> None:
         batch, _, m, n, _, splits, *_ = numbers
-        rows, columns = batch * math.ceil(m / tile.m), math.ceil(n / tile.n)
-        tiles, sums = rows * columns if splits > 1 else 0, columns if form.has_sums else 0
-        self.scratch_bytes = 4 * tile.n * (tiles * splits * tile.m + sums * rows)
-        self.tickets = tiles + sums
+        tiles = batch * math.ceil(m / tile.m) * math.ceil(n / tile.n) if splits > 1 else 0
+        self.scratch_bytes = 4 * tile.m * tile.n * tiles * splits
+        self.tickets = tiles
         self.programs, self.maps, self.form = programs, maps, form
         self.options = {"num_warps": tile.warps, "num_stages": tile.stages}
         self._device, self._constant = device, (*numbers, form)
@@ -146,17 +145,16 @@ def product(
     index: int,
     variant: int,
     sizes: tuple[int, int, int, int, int],
-    options: tuple[str, bool, bool],
+    activation: str,
     bias: int | None,
     *matrices: tuple[Any, ...] | None,
 ) -> Product:
-    """Return the launch of x = alpha * a @ b + beta * c + bias, out = act(x) or x * act'(aux).
+    """Return the launch of aux = alpha * a @ b + beta * c + bias, out = act(aux).
 
     Args:
         variant: the number of the plan; 0 is the preferred one.
         sizes: batch, terms, m, n, k. Each result sums `terms` products; batch or terms is 1.
-        options: the activation, whether its derivative at aux multiplies x, and whether the
-            columns of the unrounded result are summed.
+        activation: its name.
         bias: the number of its dtype, or None.
         matrices: out, a, b, c, aux: the number of the dtype, three strides, and whether the address
             is a multiple of 16; c and aux may be None. The column stride of out and aux is 1.
@@ -172,7 +170,7 @@ def product(
     if device.has_tma:
         maps = (a.tensor_map(tile.m, tile.k), b.tensor_map(tile.k, tile.n))
     parts = tile.parts(min(abs(x.layout) for x in (out, c, aux) if x))
-    values = (tile.m, tile.n, tile.k, parts, splits > 1, *options)
+    values = (tile.m, tile.n, tile.k, parts, splits > 1, activation)
     kinds = (x and Kind(constant(x.dtype), constant(x.layout)) for x in (out, a, b, c, aux))
     form = Form(*map(constant, (*values, None if bias is None else DTYPES[bias], *kinds)))
     strides = [x[4:7] if x else (0, 0, 0) for x in (a, b, c)]

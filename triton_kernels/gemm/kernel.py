@@ -11,13 +11,12 @@ from typing import Any
 
 import triton.language as tl
 
-from amp_ext.triton_kernels.gemm.activation import activate, times_derivative
+from amp_ext.triton_kernels.gemm.activation import activate
 from amp_ext.triton_kernels.launch import is_last, kernel
 from amp_ext.triton_kernels.numerics import INTERPRETED, device_function, pointer, round_to, widen
 
 GROUP = tl.constexpr(8)
 """Rows of tiles in a group: programs at work together share rows of a and columns of b."""
-SUM_ROWS = tl.constexpr(16)
 
 
 constant = (lambda value: value) if INTERPRETED.value else tl.constexpr
@@ -42,8 +41,6 @@ class Form:
     parts: int
     is_split: bool
     activation: str
-    is_derivative: bool
-    has_sums: bool
     bias_dtype: Any
     out: Kind
     a: Kind
@@ -145,8 +142,8 @@ def _store_share(x, part, arguments, F):
 
 @device_function
 def _finish(x, part, arguments, F):
-    """Scale, add c and bias, activate or differentiate, round and store a part of a tile."""
-    place, sizes, factors, matrices, bias, sums = arguments
+    """Scale, add c and bias, activate, round and store a part of a tile."""
+    place, sizes, factors, matrices, bias = arguments
     batch, tile_m, tile_n = place
     m, n = sizes
     out, c, aux = matrices
@@ -161,40 +158,10 @@ def _finish(x, part, arguments, F):
     if F.bias_dtype is not None:
         addend = tl.load(pointer(bias, F.bias_dtype) + columns, mask=columns < n, other=0.0)
         x += widen(addend).to(tl.float32)[None, :]
-    if F.is_derivative:
-        at = widen(_load(aux, batch, rows, columns, m, n, F.aux))
-        x = times_derivative(x, at, F.activation)
-    else:
-        if F.aux is not None:
-            _store(aux, batch, rows, columns, m, n, x, F.aux)
-        x = activate(x, F.activation)
+    if F.aux is not None:
+        _store(aux, batch, rows, columns, m, n, x, F.aux)
+    x = activate(x, F.activation)
     _store(out, batch, rows, columns, m, n, x, F.out)
-    if F.has_sums:
-        x = tl.where(_exists(rows, columns, m, n, 0), x, 0.0)
-        row = batch.to(tl.int64) * tl.cdiv(m, F.tile_m) + tile_m
-        width = tl.cdiv(n, F.tile_n) * F.tile_n
-        tl.store(pointer(sums, tl.float32) + (row * width + columns), tl.sum(x, axis=0))
-
-
-@device_function
-def _sum_columns(column_sums, tickets, rows, arguments, F):
-    """Reduce the column sums of a column of tiles, in the last of its programs to finish.
-
-    The order of the additions is fixed.
-    """
-    if F.has_sums:
-        place, sizes, _, _, _, sums = arguments
-        if is_last(tickets + place[2], rows):
-            columns = place[2] * F.tile_n + tl.arange(0, F.tile_n)
-            width = tl.cdiv(sizes[1], F.tile_n) * F.tile_n
-            found = tl.zeros((SUM_ROWS, F.tile_n), tl.float32)
-            for first in tl.range(0, rows, SUM_ROWS):
-                row = first + tl.arange(0, SUM_ROWS)
-                at = row.to(tl.int64)[:, None] * width + columns[None, :]
-                at = pointer(sums, tl.float32) + at
-                found += tl.load(at, mask=row[:, None] < rows, other=0.0, cache_modifier=".cg")
-            at = pointer(column_sums, tl.float32) + columns
-            tl.store(at, tl.sum(found, axis=0), mask=columns < sizes[1])
 
 
 @device_function
@@ -218,7 +185,6 @@ def gemm_kernel(
     c: tl.int64,
     bias: tl.int64,
     aux: tl.int64,
-    column_sums: tl.int64,
     alpha: tl.float32,
     beta: tl.float32,
     a_map,
@@ -244,14 +210,14 @@ def gemm_kernel(
     aux_row: tl.int64,
     F: tl.constexpr,
 ):
-    """Compute out = act(alpha * a @ b + beta * c + bias), or alpha * a @ b * act'(aux).
+    """Compute aux = alpha * a @ b + beta * c + bias and out = act(aux).
 
     Program i of p computes the units i, i + p, ...: tiles of the result, or splits of them. The
     last split of a tile adds the sums of all, in their order.
 
     Args:
-        scratch: fp32: with splits, a tile for each unit; then a row for each row of tiles.
-        tickets: with splits, one for each tile; then one for each column of tiles.
+        scratch: fp32: with splits, a tile for each unit.
+        tickets: with splits, one for each tile.
         a, b: batch * terms matrices; a result sums `terms` of them; also as descriptors, or None.
     """
     tiles_m, tiles_n = tl.cdiv(m, F.tile_m), tl.cdiv(n, F.tile_n)
@@ -259,14 +225,9 @@ def gemm_kernel(
     steps_of_term = tl.cdiv(k, F.tile_k)
     steps = steps_of_term * terms
     tickets = pointer(tickets, tl.int32)
-    column_tickets = tickets
-    sums = scratch
     a_matrix, b_matrix = (a, a_batch, a_row, a_column), (b, b_batch, b_row, b_column)
     c_matrix, aux_matrix = (c, c_batch, c_row, c_column), (aux, aux_batch, aux_row, 1)
     matrices = ((out, out_batch, out_row, 1), c_matrix, aux_matrix)
-    if F.is_split:
-        column_tickets += tiles
-        sums += tl.cast(tiles * splits, tl.int64) * (F.tile_m * F.tile_n * 4)
 
     for unit in tl.range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
         split, tile = unit // tiles, unit % tiles
@@ -288,7 +249,7 @@ def gemm_kernel(
             else:
                 products = tl.dot(left, right, products)
 
-        arguments = ((index, tile_m, tile_n), (m, n), (alpha, beta), matrices, bias, sums)
+        arguments = ((index, tile_m, tile_n), (m, n), (alpha, beta), matrices, bias)
         if F.is_split:
             _each_part(products, 0, F.parts, _store_share, (scratch, unit), F)
             if is_last(tickets + tile, splits):
@@ -298,7 +259,5 @@ def gemm_kernel(
                         share = _share(scratch, other, part, F)
                         shared += tl.load(share, cache_modifier=".cg")
                     _finish(shared, part, arguments, F)
-                _sum_columns(column_sums, column_tickets, batch * tiles_m, arguments, F)
         else:
             _each_part(products, 0, F.parts, _finish, arguments, F)
-            _sum_columns(column_sums, column_tickets, batch * tiles_m, arguments, F)

@@ -363,7 +363,7 @@ struct Routes {
   }
 
   static void register_ours(torch::Library& m) {
-    for (const char* const name : {"linear", "mlp", "gated_mlp"})
+    for (const char* const name : {"linear", "gated_mlp"})
       m.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_ours>());
   }
 

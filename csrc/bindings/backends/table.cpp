@@ -59,7 +59,7 @@ GemmKey key_of(c10::Device device, const GemmArgs& g) {
                        adds_to_out(g) ? 1 + kDTypes : type(g.c),
                        type(g.bias),
                        type(g.aux),
-                       2 * static_cast<int>(g.activation) + g.derivative,
+                       static_cast<int>(g.activation),
                        g.alpha == 1};
   int64_t packed = 0;
   for (const int kind : kinds) packed = packed * 16 + kind;

@@ -43,10 +43,8 @@ py::object launch_of(const GemmArgs& g, c10::Device device) {
     return data ? py::object(std::move(object)) : py::object(py::none());
   };
   const py::tuple sizes = py::make_tuple(g.batch, g.terms, g.m, g.n, g.k);
-  const py::tuple options =
-      py::make_tuple(activation_name(g.activation), g.derivative, g.column_sums != nullptr);
   return triton_function("gemm.gemm", "gemm")(
-      static_cast<int>(device.index()), g.variant, sizes, options,
+      static_cast<int>(device.index()), g.variant, sizes, activation_name(g.activation),
       optional(g.bias.data, py::int_(static_cast<int>(g.bias.dtype))), matrix(g.out), matrix(g.a),
       matrix(g.b), optional(g.c.data, matrix(g.c)), optional(g.aux.data, matrix(g.aux)));
 }
@@ -75,10 +73,7 @@ std::vector<int64_t> TritonBackend::gemm_variants(const GemmArgs&, Services&) co
 Status TritonBackend::gemm(const GemmArgs& args, Services& services) const {
   const c10::Device device = device_of(services);
   GemmArgs g = args;
-  if (g.batch == 0 || g.m == 0 || g.n == 0) {
-    if (g.column_sums) tensor_of({g.column_sums, DType::f32, 1}, g.n, device).zero_();
-    return Status::ok;
-  }
+  if (g.batch == 0 || g.m == 0 || g.n == 0) return Status::ok;
   at::Tensor bias;
   if (g.bias.data && g.bias.stride != 1) {
     bias = tensor_of(g.bias, g.n, device).contiguous();
@@ -93,8 +88,8 @@ Status TritonBackend::gemm(const GemmArgs& args, Services& services) const {
   const auto tickets = product.attr("tickets").cast<size_t>();
   product(scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
           tickets ? address(services.tickets(tickets)) : 0, address(g.out.data), address(g.a.data),
-          address(g.b.data), address(g.c.data), address(g.bias.data), address(g.aux.data),
-          address(g.column_sums), g.alpha, g.beta);
+          address(g.b.data), address(g.c.data), address(g.bias.data), address(g.aux.data), g.alpha,
+          g.beta);
   return Status::ok;
 }
 

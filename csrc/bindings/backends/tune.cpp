@@ -36,8 +36,7 @@ std::string in_words(const GemmArgs& g) {
   if (g.c.data) text << (adds_to_out(g) ? ", added to it" : ", + c");
   if (g.bias.data) text << ", + bias";
   if (g.activation != Activation::none) text << ", " << activation_name(g.activation);
-  if (g.derivative) text << "'";
-  if (g.aux.data && !g.derivative) text << ", + aux";
+  if (g.aux.data) text << ", + aux";
   return text.str();
 }
 
@@ -69,11 +68,10 @@ class Trial {
     results_.out = matrices(g.out, g.batch, g.m, g.n);
     if (adds) g.c.data = g.out.data;
     tensors_.c = adds ? results_.out : matrices(g.c, g.batch, g.m, g.n);
-    (g.derivative ? tensors_.aux : results_.aux) = matrices(g.aux, g.batch, g.m, g.n);
+    results_.aux = matrices(g.aux, g.batch, g.m, g.n);
     if (g.bias.data)
       tensors_.bias = fill(g.bias.data, g.bias.dtype, 1 + (g.n - 1) * g.bias.stride)
                           .as_strided({g.n}, {g.bias.stride});
-    if (g.derivative) results_.column_sums = fill(g.column_sums, DType::f32, g.n);
   }
 
   // Computes the product so many times, and returns the host's seconds.
@@ -86,18 +84,17 @@ class Trial {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  // Returns the results of one call, in one row each, and sums of columns as a vector.
+  // Returns the results of one call, in one row each.
   std::vector<at::Tensor> results(const std::string& name, int64_t variant) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const bool adds = adds_to_out(args_);
-    for (const at::Tensor& tensor : {results_.out, results_.aux, results_.column_sums})
+    for (const at::Tensor& tensor : {results_.out, results_.aux})
       if (tensor.defined()) tensor.fill_(adds ? 0 : NAN);
     run(name, variant, 1);
     // The library adds in the memory of the other backends' results, and has its own otherwise.
     const GemmResults& r = name == name_of(nullptr) && !adds ? library_results_ : results_;
     std::vector<at::Tensor> copies{r.out.reshape({1, -1}).clone()};
     if (r.aux.defined()) copies.push_back(r.aux.reshape({1, -1}).clone());
-    if (r.column_sums.defined()) copies.push_back(r.column_sums.clone());
     return copies;
   }
 

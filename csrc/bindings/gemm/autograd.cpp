@@ -198,8 +198,7 @@ void call_undifferentiated(const c10::OperatorHandle& op, torch::jit::Stack* sta
 TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) {
   m.impl("gemm", TORCH_FN(gemm_op<gemm_autograd>));
   m.impl("gemm_with_aux", TORCH_FN(gemm_op<gemm_with_aux_autograd>));
-  for (const char* const name : {"gemm_times_derivative", "gemm_accumulate_"})
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&call_undifferentiated>());
+  m.impl("gemm_accumulate_", torch::CppFunction::makeFromBoxedFunction<&call_undifferentiated>());
 }
 
 }  // namespace amp_ext

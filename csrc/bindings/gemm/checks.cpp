@@ -18,12 +18,6 @@ void check_dtype(const char* op, const char* name, at::ScalarType type) {
                               " must be float16, bfloat16, float32 or float64, got ", type);
 }
 
-void check_shape(const char* op, const char* name, const at::Tensor& tensor,
-                 c10::SymIntArrayRef sizes) {
-  TORCH_CHECK(tensor.sym_sizes().equals(sizes), op, ": ", name,
-              " must have the shape of the result, ", sizes, ", got shape ", tensor.sym_sizes());
-}
-
 // Throws unless the factor is a number of the accumulator's type.
 void check_factor(const char* op, const char* name, double factor, at::ScalarType sums) {
   const bool fits =
@@ -101,14 +95,6 @@ c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tens
   return out;
 }
 
-c10::SymDimVector check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
-                                              const at::Tensor& aux, const GemmOptions& options) {
-  auto sizes = check_gemm(kGemmTimesDerivative, a, b, options);
-  check_operand(kGemmTimesDerivative, "aux", aux, a.device());
-  check_shape(kGemmTimesDerivative, "aux", aux, sizes);
-  return sizes;
-}
-
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                            const GemmOptions& options) {
   const auto sizes = check_gemm(kGemmAccumulate, a, b, options);
@@ -116,7 +102,9 @@ void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::T
   check_not_negated(kGemmAccumulate, "c", c);
   TORCH_CHECK(c.scalar_type() == at::kFloat, kGemmAccumulate, ": c must be a float tensor, got ",
               c.scalar_type());
-  check_shape(kGemmAccumulate, "c", c, sizes);
+  TORCH_CHECK(c.sym_sizes().equals(sizes), kGemmAccumulate,
+              ": c must have the shape of the result, ", c10::SymIntArrayRef(sizes), ", got shape ",
+              c.sym_sizes());
 }
 
 }  // namespace amp_ext

@@ -73,17 +73,11 @@ class Product {
     }
     args_.activation = activation_of(op, options.activation);
     out_type_ = out_dtype_of(a, b, options.out_dtype);
-    sums_type_ = sums_dtype_of(a, b);
     args_.out = {kToAllocate, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
   }
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  void differentiate_at(const at::Tensor& aux) {
-    describe(args_.aux, "aux", tensors_.aux = aux, /*transposed=*/false, /*as_rows=*/true);
-    args_.derivative = true;
-    args_.column_sums = kToAllocate;
-  }
   void write_aux() { args_.aux = args_.out; }
   void accumulate_into(const at::Tensor& c) {
     describe(args_.out, "c", tensors_.c = c);
@@ -119,17 +113,16 @@ class Product {
 
   // Returns false if torch's library has to compute: the kernel is not for this moment or driver.
   bool is_computed_by(const Backend& backend, GemmResults& results) {
-    const auto allocate = [&](void*& data, at::IntArrayRef sizes, at::ScalarType type) {
+    const auto allocate = [&](void*& data) {
       at::Tensor tensor;
       if (data != kToAllocate) return tensor;
-      tensor = at::empty(sizes, options_.dtype(type));
+      tensor = at::empty(sizes_, options_.dtype(out_type_));
       data = tensor.mutable_data_ptr();
       return tensor;
     };
     GemmArgs args = args_;
-    results.out = allocate(args.out.data, sizes_, out_type_);
-    results.aux = allocate(args.aux.data, sizes_, out_type_);
-    results.column_sums = allocate(args.column_sums, {args.n}, sums_type_);
+    results.out = allocate(args.out.data);
+    results.aux = allocate(args.aux.data);
     bool is_computed = true;
     amp_ext::run(op_, backend, options_.device(), [&](Services& services) {
       const Status status = backend.gemm(args, services);
@@ -159,16 +152,14 @@ class Product {
   }
 
   // Describes the last two dimensions as matrices, the leading ones as a batch of them. If the
-  // leading dimensions have no common stride, it describes a copy to be made. With `as_rows`, it
-  // also does so if elements of a row are not neighbours.
-  void describe(MatrixRef& matrix, const char* name, at::Tensor& tensor, bool transposed = false,
-                bool as_rows = false) {
+  // leading dimensions have no common stride, it describes a copy to be made.
+  void describe(MatrixRef& matrix, const char* name, at::Tensor& tensor, bool transposed = false) {
     const std::optional<int64_t> stride = batch_stride(tensor);
     const int64_t rows = tensor.size(-2), columns = tensor.size(-1);
     matrix = {checked_memory(op_, name, tensor, Access::read).data(),
               *dtype_of(tensor.scalar_type()), stride.value_or(0), tensor.stride(-2),
               tensor.stride(-1)};
-    if (!stride || (as_rows && columns > 1 && matrix.column_stride != 1)) {
+    if (!stride) {
       matrix.batch_stride = rows * columns;
       matrix.row_stride = columns;
       matrix.column_stride = 1;
@@ -186,7 +177,7 @@ class Product {
   const char* op_;
   at::DimVector sizes_;  // of the result
   at::TensorOptions options_;
-  at::ScalarType out_type_, sums_type_;
+  at::ScalarType out_type_;
   GemmArgs args_{};
   GemmTensors tensors_;
   c10::SmallVector<Copy, 2> copies_;
@@ -202,15 +193,6 @@ TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
   product.write_aux();
   GemmResults results = std::move(product).run();
   return {std::move(results.out), std::move(results.aux)};
-}
-
-TensorPair gemm_times_derivative_kernel(const at::Tensor& a, const at::Tensor& b,
-                                        const at::Tensor& aux, const GemmOptions& options) {
-  Product product(kGemmTimesDerivative, a, b, options,
-                  check_gemm_times_derivative(a, b, aux, options));
-  product.differentiate_at(aux);
-  GemmResults results = std::move(product).run();
-  return {std::move(results.out), std::move(results.column_sums)};
 }
 
 // Returns whether kernels can write a tensor: rows one after another, and matrices too.
@@ -263,13 +245,6 @@ TensorPair gemm_with_aux_fake(const at::Tensor& a, const at::Tensor& b,
   return {new_out(a, b, sizes, options), new_out(a, b, sizes, options)};
 }
 
-TensorPair gemm_times_derivative_fake(const at::Tensor& a, const at::Tensor& b,
-                                      const at::Tensor& aux, const GemmOptions& options) {
-  const auto sizes = check_gemm_times_derivative(a, b, aux, options);
-  const at::Tensor out = new_out(a, b, sizes, options);
-  return {out, at::empty_symint({sizes.back()}, out.options().dtype(sums_dtype_of(a, b)))};
-}
-
 }  // namespace
 
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
@@ -282,13 +257,6 @@ TensorPair gemm_with_aux(const at::Tensor& a, const at::Tensor& b, const GemmOpt
   static const auto op = typed_op<decltype(gemm_op<gemm_with_aux_kernel>)>(kGemmWithAux);
   return op.call(a, b, o.trans_a, o.trans_b, o.sum_batch, o.c, o.alpha, o.beta, o.bias,
                  o.activation, o.out_dtype);
-}
-
-TensorPair gemm_times_derivative(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
-                                 const GemmOptions& o) {
-  static const auto op = typed_op<decltype(gemm_times_derivative_op<gemm_times_derivative_kernel>)>(
-      kGemmTimesDerivative);
-  return op.call(a, b, aux, o.trans_a, o.trans_b, o.activation, o.out_dtype);
 }
 
 std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::Tensor& b,
@@ -305,9 +273,6 @@ TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   implement(m, "gemm", TORCH_FN(gemm_op<gemm_kernel>), TORCH_FN(gemm_op<gemm_fake>));
   implement(m, "gemm_with_aux", TORCH_FN(gemm_op<gemm_with_aux_kernel>),
             TORCH_FN(gemm_op<gemm_with_aux_fake>));
-  implement(m, "gemm_times_derivative",
-            TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_kernel>),
-            TORCH_FN(gemm_times_derivative_op<gemm_times_derivative_fake>));
   implement(m, "gemm_accumulate_", TORCH_FN(gemm_accumulate_op<false>),
             TORCH_FN(gemm_accumulate_op<true>));
 }

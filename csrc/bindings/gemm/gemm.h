@@ -18,7 +18,6 @@ namespace amp_ext {
 
 constexpr auto kGemm = "amp_ext::gemm";
 constexpr auto kGemmWithAux = "amp_ext::gemm_with_aux";
-constexpr auto kGemmTimesDerivative = "amp_ext::gemm_times_derivative";
 constexpr auto kGemmAccumulate = "amp_ext::gemm_accumulate_";
 
 // The arguments beside a and b.
@@ -45,10 +44,8 @@ using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 // Call the ops through the dispatcher.
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
 TensorPair gemm_with_aux(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
-TensorPair gemm_times_derivative(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
-                                 const GemmOptions& options);
 
-// A function of options in the signature of its op: gemm and gemm_with_aux ...
+// A function of options in the signature of gemm and gemm_with_aux.
 template <auto kFunction>
 auto gemm_op(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_b, bool sum_batch,
              const std::optional<at::Tensor>& c, double alpha, double beta,
@@ -56,18 +53,6 @@ auto gemm_op(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_
              std::optional<at::ScalarType> out_dtype) {
   return kFunction(
       a, b, GemmOptions{trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype});
-}
-
-// ... and gemm_times_derivative.
-template <auto kFunction>
-TensorPair gemm_times_derivative_op(const at::Tensor& a, const at::Tensor& b, const at::Tensor& aux,
-                                    bool trans_a, bool trans_b, std::string_view activation,
-                                    std::optional<at::ScalarType> out_dtype) {
-  return kFunction(a, b, aux,
-                   GemmOptions{.trans_a = trans_a,
-                               .trans_b = trans_b,
-                               .activation = activation,
-                               .out_dtype = out_dtype});
 }
 
 // Check one argument of `op`.
@@ -103,18 +88,16 @@ at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Acti
 // Check every argument except memory, and return the shape of the result.
 c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
                              const GemmOptions& options);
-c10::SymDimVector check_gemm_times_derivative(const at::Tensor& a, const at::Tensor& b,
-                                              const at::Tensor& aux, const GemmOptions& options);
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                            const GemmOptions& options);
 
 // The tensors that a product reads, as GemmArgs describes them; undefined where there is none.
 struct GemmTensors {
-  at::Tensor a, b, c, bias, aux;
+  at::Tensor a, b, c, bias;
 };
 
 struct GemmResults {
-  at::Tensor out, aux, column_sums;
+  at::Tensor out, aux;
 };
 
 // Computes a product by torch's own library. Its results have two dimensions, or three with a

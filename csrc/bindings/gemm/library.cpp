@@ -16,7 +16,6 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/threshold_backward.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -32,8 +31,8 @@ namespace {
 // several.
 struct Operands {
   at::Tensor a, b;
-  at::Tensor c, bias, aux;  // undefined where there is none; c is not read with a beta of 0
-  at::Tensor sum;           // where the product is added in memory: c
+  at::Tensor c, bias;  // undefined where there is none; c is not read with a beta of 0
+  at::Tensor sum;      // where the product is added in memory: c
   at::ScalarType sums;
   at::DimVector sizes;  // of the result
 
@@ -57,7 +56,6 @@ struct Operands {
     }
     if (t.c.defined()) c = matrices(t.c, g.c, g.m, g.n, g.batch);
     if (adds_to_out(g)) sum = c;
-    if (t.aux.defined()) aux = matrices(t.aux, g.aux, g.m, g.n, g.batch);
     bias = t.bias;
     sums = sums_dtype_of(a, b);
     if (g.batch != 1) sizes.push_back(g.batch);
@@ -143,13 +141,9 @@ GemmResults library_gemm(const GemmArgs& g, const GemmTensors& tensors) {
   // FP64 keeps its sums: torch has no product of FP64 into another type.
   const at::ScalarType type = o.sums == at::kDouble ? at::kDouble : rounded;
   const at::Tensor x = sum_of_terms(o, g, type);
-  if (g.derivative) {
-    const at::Tensor y = activation_gradient(x, o.aux.to(x.scalar_type()), g.activation);
-    return {y.to(rounded), {}, at::sum(y.flatten(0, -2), 0, /*keepdim=*/false, o.sums)};
-  }
   const at::Tensor out = activated(x, g.activation).to(rounded);
-  if (!g.aux.data) return {out, {}, {}};
-  return {out.is_same(x) ? out.clone() : out, x.to(rounded), {}};
+  if (!g.aux.data) return {out, {}};
+  return {out.is_same(x) ? out.clone() : out, x.to(rounded)};
 }
 
 at::Tensor activated(const at::Tensor& x, Activation activation) {

@@ -37,20 +37,17 @@ bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data 
 
 bool is_sum(const GemmArgs& g) {
   return g.out.dtype == DType::f32 && (!g.c.data || accumulates(g)) && !g.bias.data &&
-         g.activation == Activation::none && !g.aux.data && !g.column_sums &&
-         static_cast<float>(g.alpha) == 1;
+         g.activation == Activation::none && !g.aux.data && static_cast<float>(g.alpha) == 1;
 }
 
-// Finishes sums and rounds them to rows of `out`. `sums` receives the values before rounding.
+// Finishes sums in place and rounds them to rows of `out`.
 void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, float* sums,
                  int64_t ld) {
   const SpanKernels& span = span_kernels();
   const TileKernels& tile = tile_kernels();
   const auto [out_type, aux_type] =
       std::pair(static_cast<int>(g.out.dtype), static_cast<int>(g.aux.dtype));
-  const auto activate = g.derivative ? nullptr : tile.activate[static_cast<int>(g.activation)];
-  const auto differentiate =
-      g.derivative ? tile.differentiate[static_cast<int>(g.activation)] : nullptr;
+  const auto activate = tile.activate[static_cast<int>(g.activation)];
   const bool combines = g.alpha != 1 || g.c.data || g.bias.data;
   for (int64_t i = 0; i < rows.size; ++i) {
     for (int64_t j = 0; j < columns.size; j += kLine) {
@@ -72,25 +69,11 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
         tile.combine(values, count, static_cast<float>(g.alpha), static_cast<float>(g.beta),
                      line(g.c, first), bias);
       }
-      if (g.aux.data && !g.derivative) span.narrow[aux_type](values, count, place(g.aux));
+      if (g.aux.data) span.narrow[aux_type](values, count, place(g.aux));
       if (activate) activate(values, count);
-      if (differentiate) differentiate(values, count, line(g.aux, first));
       span.narrow[out_type](values, count, place(g.out));
     }
   }
-}
-
-// Adds rows in groups of kRowGroup, one group after another.
-void add_column_sums(const GemmArgs& g, int64_t rows, Range columns, const float* values,
-                     int64_t ld, const Host& host) {
-  auto* const sums = static_cast<float*>(g.column_sums);
-  const int64_t grain = std::max<int64_t>(kTileColumns, kConvertGrain / std::max<int64_t>(rows, 1));
-  parallel(host, columns.size, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = 0; i < rows; i += kRowGroup) {
-      tile_kernels().add_rows(values + i * ld + begin, std::min(kRowGroup, rows - i), end - begin,
-                              ld, sums + columns.begin + begin);
-    }
-  });
 }
 
 // ---- small products ----
@@ -127,13 +110,11 @@ void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Hos
   tile_kernels().multiply(
       {a.data, b, sums, g.m, g.k, a.transposed ? 1 : a.ld, a.transposed ? a.ld : 1, ldb});
   finish_rows(g, batch, {0, g.m}, {0, g.n}, sums, ldb);
-  if (g.column_sums) add_column_sums(g, g.m, {0, g.n}, sums, ldb, host);
 }
 
 void small_products(const GemmArgs& g, const Host& host) {
   const int64_t share = (1 << 20) / (g.m * g.n * std::max<int64_t>(g.k, 16));
-  const int64_t grain = g.column_sums ? g.batch : std::max<int64_t>(1, share);
-  parallel(host, g.batch, grain, [&](int64_t begin, int64_t end) {
+  parallel(host, g.batch, std::max<int64_t>(1, share), [&](int64_t begin, int64_t end) {
     float* const workspace = host.workspace(small_workspace(g));
     for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, host);
   });
@@ -200,7 +181,6 @@ void large_products(const GemmArgs& g, const Host& host) {
                    const Range part{i + begin, end - begin};
                    finish_rows(g, batch, part, columns, c + begin * ldc, ldc);
                  });
-        if (g.column_sums) add_column_sums(g, rows.size, columns, c, ldc, host);
       }
     }
   }
@@ -216,11 +196,7 @@ const char* CpuBackend::why_slow(const GemmArgs& g, Services&) const {
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
   const bool has_few_enough =
       g.m <= kMostRowsBesideTorch && has_few_rows(g, has_fast_products_of(g.b.dtype));
-  // torch reads a product again for its derivative and once more for the sums of its columns. To
-  // widen BF16 costs more than these passes.
-  const bool is_fused =
-      g.derivative && (has_tiles_of(g.a.dtype) || !has_fast_products_of(g.a.dtype));
-  return is_large && !is_fused && has_products_of(g.a.dtype) && !has_few_enough
+  return is_large && has_products_of(g.a.dtype) && !has_few_enough
              ? "the processor's instructions for 16-bit products"
              : nullptr;
 }
@@ -237,7 +213,6 @@ std::vector<int64_t> CpuBackend::gemm_variants(const GemmArgs& g, Services&) con
 }
 
 Status CpuBackend::gemm(const GemmArgs& g, Services&) const {
-  if (g.column_sums) std::fill_n(static_cast<float*>(g.column_sums), g.n, 0.0f);
   if (g.batch * g.m * g.n == 0) {
     // There is no work.
   } else if (g.variant == kHere

@@ -1,4 +1,4 @@
-// Computes activations and their derivatives on vectors, for tile.cpp and under its rules.
+// Computes activations on vectors, for tile.cpp and under its rules.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ inline Vector exp2_down(Vector x) {
 
 inline Vector magnitude(Vector x) { return x < 0.0f ? -x : x; }
 
-// Clamps x to a range outside which the derivatives are 0 or 1. Infinities would produce NaNs.
+// Clamps x to a range outside which Phi is 0 or 1. Infinities would produce NaNs.
 inline Vector where_curved(Vector x) {
   x = x < -128.0f ? Vector{} - 128.0f : x;
   return x > 128.0f ? Vector{} + 128.0f : x;
@@ -52,7 +52,6 @@ inline Vector where_curved(Vector x) {
 
 struct Relu {
   static Vector value(Vector x) { return x < 0.0f ? Vector{} : x; }
-  static Vector times_derivative(Vector grad, Vector x) { return x <= 0.0f ? Vector{} : grad; }
 };
 
 // x * Phi(x), with Phi the normal distribution.
@@ -61,67 +60,36 @@ struct Relu {
 // function is approximated within 1e-8 by 1/2 + s * p(s) with s = 0.26 |x| / (1 + 0.26 |x|).
 // Nothing cancels for large negative x, and Phi(0) is exact.
 struct Gelu {
-  static Vector value(Vector x) { return x * Gelu(where_curved(x)).cdf; }
-  static Vector times_derivative(Vector grad, Vector x) {
-    x = where_curved(x);
-    const Gelu at(x);
-    return grad * (at.cdf + x * at.exponential * 0.398942280f);
-  }
+  static Vector value(Vector x) { return x * cdf(where_curved(x)); }
 
  private:
-  explicit Gelu(Vector x) {
+  static Vector cdf(Vector x) {
     constexpr float kCoefficients[] = {-1.534393808f,  2.163852074f,  -1.704343986f,
                                        0.5421450631f,  0.1692578119f, -0.0901767191f,
                                        -0.1464281171f, 0.1337134201f, -0.0336321413f};
-    exponential = exp2_down(x * x * -0.721347520f);
     const Vector scaled = 0.26f * magnitude(x);
     const Vector s = scaled / (1.0f + scaled);
-    const Vector tail = exponential * (0.5f + s * polynomial(kCoefficients, s));
-    cdf = x < 0.0f ? tail : 1.0f - tail;
+    const Vector tail =
+        exp2_down(x * x * -0.721347520f) * (0.5f + s * polynomial(kCoefficients, s));
+    return x < 0.0f ? tail : 1.0f - tail;
   }
-
-  Vector exponential;
-  Vector cdf;
 };
 
-// Computes 1 / (1 + 2^-exponent) and its complement to 1.
-struct Logistic {
-  explicit Logistic(Vector exponent) {
-    const Vector small = exp2_down(-magnitude(exponent));
-    const Vector large = 1.0f / (1.0f + small);
-    value = exponent < 0.0f ? small * large : large;
-    complement = exponent < 0.0f ? large : small * large;
-  }
-
-  Vector value;
-  Vector complement;
-};
+// Computes 1 / (1 + 2^-exponent).
+inline Vector logistic(Vector exponent) {
+  const Vector small = exp2_down(-magnitude(exponent));
+  const Vector large = 1.0f / (1.0f + small);
+  return exponent < 0.0f ? small * large : large;
+}
 
 // x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3).
 struct GeluTanh {
-  static Vector value(Vector x) { return x * at(x).value; }
-  static Vector times_derivative(Vector grad, Vector x) {
-    x = where_curved(x);
-    const Logistic cdf = at(x);
-    const Vector slope = 1.595769122f + 0.214064449f * x * x;
-    return grad * (cdf.value + x * cdf.value * cdf.complement * slope);
-  }
-
- private:
-  static Logistic at(Vector x) { return Logistic(x * (2.302208198f + 0.102943240f * x * x)); }
+  static Vector value(Vector x) { return x * logistic(x * (2.302208198f + 0.102943240f * x * x)); }
 };
 
 // x / (1 + exp(-x))
 struct Silu {
-  static Vector value(Vector x) { return x * at(x).value; }
-  static Vector times_derivative(Vector grad, Vector x) {
-    x = where_curved(x);
-    const Logistic sigmoid = at(x);
-    return grad * (sigmoid.value + x * sigmoid.value * sigmoid.complement);
-  }
-
- private:
-  static Logistic at(Vector x) { return Logistic(1.442695041f * x); }
+  static Vector value(Vector x) { return x * logistic(1.442695041f * x); }
 };
 
 }  // namespace

@@ -137,14 +137,6 @@ void activate(float* values, int64_t n) {
   });
 }
 
-template <class Function>
-void differentiate(float* values, int64_t n, const float* at) {
-  for_each_vector(n, [=](int64_t i, int count) {
-    const Vector result = Function::times_derivative(load(values + i, count), load(at + i, count));
-    store(result, count, values + i);
-  });
-}
-
 float sum_of(Vector x) {
   float sum = 0;
   for (int i = 0; i < kLanes; ++i) sum += x[i];
@@ -246,14 +238,6 @@ void add_multiples(const FewRowsArgs& x) {
   });
 }
 
-void add_rows(const float* values, int64_t rows, int64_t n, int64_t ld, float* sums) {
-  for_each_vector(n, [=](int64_t j, int count) {
-    Vector total{};
-    for (int64_t i = 0; i < rows; ++i) total += load(values + i * ld + j, count);
-    store(load(sums + j, count) + total, count, sums + j);
-  });
-}
-
 }  // namespace
 
 namespace AMP_EXT_ISA {
@@ -266,9 +250,6 @@ const TileKernels tile_kernels = {
     {nullptr, add_multiples<F16>, add_multiples<BF16>, nullptr},
     combine,
     {nullptr, activate<Relu>, activate<Gelu>, activate<GeluTanh>, activate<Silu>},
-    {nullptr, differentiate<Relu>, differentiate<Gelu>, differentiate<GeluTanh>,
-     differentiate<Silu>},
-    add_rows,
 };
 
 }  // namespace AMP_EXT_ISA

@@ -56,10 +56,6 @@ struct TileKernels {
                   const float* bias);
   // Computes values[i] = activation(values[i]).
   void (*activate[kActivations])(float* values, int64_t n);
-  // Computes values[i] *= activation'(at[i]).
-  void (*differentiate[kActivations])(float* values, int64_t n, const float* at);
-  // Computes sums[j] += the sum of values[i * ld + j] over i < rows.
-  void (*add_rows)(const float* values, int64_t rows, int64_t n, int64_t ld, float* sums);
 };
 
 // Returns the kernels of the widest instruction set that this processor runs.

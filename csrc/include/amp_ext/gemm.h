@@ -49,9 +49,7 @@ struct GemmKernels {
 // Describes x = alpha * a @ b + beta * c + bias with fp32 accumulation; a and b are not fp64.
 // Matrix i of out is the sum of the products i * terms, ..., (i + 1) * terms - 1 of a and b.
 //
-// Forward: out = activation(x), and aux = x if there is an aux. Backward, with `derivative`: out =
-// x * activation'(aux), where aux holds the pre-activation stored by the forward product. For relu,
-// out is 0 where aux <= 0, else x.
+// The results are out = activation(x), and aux = x if there is an aux.
 struct GemmArgs {
   MatrixRef a;     // m x k
   MatrixRef b;     // k x n
@@ -67,11 +65,7 @@ struct GemmArgs {
   double alpha;
   double beta;
   Activation activation;
-  bool derivative;
   GemmKernels kernels{true, true};  // the kernels that may compute it, for a backend that has them
-  // Receives n sums of out's columns over rows and batch, taken before rounding; may be null. The
-  // sums are fp64 for an fp64 product, else fp32.
-  void* column_sums;
   // Selects one of GemmBackend::gemm_variants; 0 lets the backend choose.
   int64_t variant = 0;
 

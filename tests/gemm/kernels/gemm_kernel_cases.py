@@ -121,7 +121,6 @@ class Product(NamedTuple):
 
     Attributes:
         with_aux: gemm_with_aux computes it.
-        aux: gemm_times_derivative computes it, with the derivative there.
         into: gemm_accumulate_ adds it to this.
     """
 
@@ -135,7 +134,6 @@ class Product(NamedTuple):
     beta: float = 1.0
     activation: str = "none"
     with_aux: bool = False
-    aux: Tensor | None = None
     into: Tensor | None = None
 
     @property
@@ -148,7 +146,6 @@ class Product(NamedTuple):
 class Results(NamedTuple):
     out: Tensor
     aux: Tensor | None = None
-    column_sums: Tensor | None = None
 
 
 def product(
@@ -181,12 +178,8 @@ def compute(p: Product, library: Any = ops) -> Results:
         library.gemm_accumulate_(p.into, p.a, p.b, alpha=p.alpha, sum_batch=p.sum_batch)
         assert surroundings_are_intact(p.into)
         return Results(p.into)
-    if p.aux is not None:
-        options: dict[str, Any] = {"activation": p.activation, "out_dtype": p.out_dtype}
-        out, column_sums = library.gemm_times_derivative(p.a, p.b, p.aux, **options)
-        return Results(out, None, column_sums)
     options = p._asdict()
-    for name in ("a", "b", "with_aux", "aux", "into"):
+    for name in ("a", "b", "with_aux", "into"):
         del options[name]
     if p.with_aux:
         return Results(*library.gemm_with_aux(p.a, p.b, **options))
@@ -237,7 +230,7 @@ def exact(p: Product) -> Results:
 
 def linear_part(p: Product, magnitude: bool = False) -> Tensor:
     """Return alpha * a @ b + beta * c + bias in float64, or the sum of the terms' magnitudes."""
-    p = p._replace(activation="none", with_aux=False, aux=None)
+    p = p._replace(activation="none", with_aux=False)
     if magnitude:
         terms = {n: abs(x) for n, x in p._asdict().items() if isinstance(x, (Tensor, float))}
         p = p._replace(**terms)
@@ -253,7 +246,7 @@ def check(p: Product, tile: Tile | None = None, **how: Any) -> None:
 
 
 def assert_activated_near(actual: Tensor, expected: Tensor, x: Tensor) -> None:
-    """Compare an activation of an x without error, or x times a derivative, rounded once.
+    """Compare an activation of an x without error, rounded once.
 
     The factor of x is a sum of terms below 1.2 in magnitude. Terms are products of functions
     (erfcf, expf, a reciprocal) that are off by 4 units in the last place at most. An exponent e, at

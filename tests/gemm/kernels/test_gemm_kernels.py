@@ -134,13 +134,11 @@ def test_error_is_that_of_a_sum_in_fp32(tile: Tile, k: int, splits: int) -> None
 def test_results_are_the_same_in_every_schedule(tile: Tile, splits: int) -> None:
     m, n = tile.of(2, 2)
     gemm = product_for(tile, m, n, 9 * tile.k, make=normal)
-    gemm = gemm._replace(aux=torch.zeros(gemm.shape))
     results = [
         run(gemm, tile, schedule=Schedule(seed, 2 + seed), splits=splits) for seed in range(6)
     ]
-    for out, _, column_sums in results:
-        assert_same(out, results[0].out)
-        assert_same(column_sums, results[0].column_sums)
+    for result in results:
+        assert_same(result.out, results[0].out)
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])

@@ -1,4 +1,4 @@
-"""Test the epilogues of the GEMM kernels as compiled PTX: c, bias, activations, aux, sums."""
+"""Test the epilogues of the GEMM kernels as compiled PTX: c, bias, activations, aux."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import ACTIVATIONS, CURVED, assert_equal, assert_same, bits, integers, normal
+from cases import ACTIVATIONS, CURVED, assert_equal, integers
 from gemm_kernel_cases import (
     CPU,
     FP16,
@@ -35,7 +35,7 @@ from ptx_backend.backend import Ptx, Schedule
 
 pytestmark = [pytest.mark.full, pytest.mark.ptx]
 
-SIDES = ("none", "plain", "c", "in-place", "aux", "derivative")
+SIDES = ("none", "plain", "c", "in-place", "aux")
 
 # One of sm_80 for each of long and short lines and rows of warps, and one of either kind of sm_90a.
 SOME_TILES = (*(SM80_TILES[i] for i in (2, 4, 5)), SM90_TILES[0], SM90_TILES[5])
@@ -49,8 +49,6 @@ def values(gemm: Product, dtype: torch.dtype, aligned: bool = True) -> Tensor:
 def with_side(gemm: Product, side: str, tile: Tile, bias_dtype: torch.dtype) -> Product:
     """Return the product with all possible addends beside a second matrix of this kind."""
     other_dtype = gemm.out_dtype if tile.sm90 else bias_dtype
-    if side == "derivative":
-        return gemm._replace(aux=values(gemm, other_dtype), activation="relu")
     gemm = gemm._replace(alpha=0.5)
     if side == "in-place":
         return gemm._replace(into=values(gemm, FP32, tile.aligned))
@@ -132,20 +130,6 @@ def test_activation(tile: Tile, dtype: torch.dtype, activation: str) -> None:
             assert_equal(results.aux, x)
 
 
-@some_tile
-@every_type
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_derivative(tile: Tile, dtype: torch.dtype, activation: str) -> None:
-    for aux_dtype in (dtype,) if tile.sm90 else OUT_TYPES:
-        gemm = product_for(tile, 70, 40, 24, dtype, activation=activation)
-        aux = placed(3 * normal(gemm.shape, aux_dtype, CPU), aligned=tile.sm90)
-        aux[0, 0, :3] = 0.0
-        gemm, before = gemm._replace(aux=aux), bits(aux)
-        out = run(gemm, tile).out
-        assert_same(bits(aux), before)
-        assert_activated_near(out, exact(gemm).out, linear_part(gemm))
-
-
 @pytest.mark.parametrize("activation", CURVED)
 def test_tails_are_kept(activation: str) -> None:
     """The tails of x * Phi(x) are kept.
@@ -164,19 +148,3 @@ def test_tails_are_kept(activation: str) -> None:
     error = (actual[0, :, 0].double() - x * phi).abs()
     bound = (8 * exponent + 32) * 2.0**-24 * (x * phi).abs() + 2.0**-126
     assert bool((error <= bound).all()), (error / bound).max()
-
-
-# ---- column sums -------------------------------------------------------------------------------
-
-
-@every_tile
-def test_sums_of_many_tiles(tile: Tile) -> None:
-    """Column sums cover batches of several tiles, and more rows of tiles than groups of threads."""
-    for splits in (1, 2):
-        dtype = OUT_TYPES[(tile.number + splits) % 3]
-        gemm = product_for(tile, *tile.of(3, 3), 2 * tile.k, dtype, batch=2)
-        gemm = gemm._replace(aux=values(gemm, dtype), activation="relu")
-        check(gemm, tile, splits=splits)
-    groups = 32 * tile.warps // max(tile.n // 4, 1)
-    gemm = product_for(tile, 9, tile.n + 8, 8, batch=2 * groups + 1)
-    check(gemm._replace(aux=values(gemm, FP32)), tile)

@@ -168,7 +168,6 @@ NOT_FOR_SM90: dict[str, Callable[[], Product]] = {
     "c of another dtype": lambda: small(c=side(FP32)),
     "c by columns": lambda: small(c=side(by_rows=False)),
     "c misaligned": lambda: small(c=side(aligned=False)),
-    "aux of another dtype": lambda: small(aux=side(BF16)),
     "every second of bias": lambda: small(bias=torch.ones(128)[::2]),
     "c and aux": lambda: small(c=side(), with_aux=True),
     "no k": lambda: product("nn", 64, 64, 0, FP16),
@@ -181,7 +180,6 @@ FOR_SM90: dict[str, Callable[[], Product]] = {
     ),
     "c": lambda: small(c=side()),
     "aux": lambda: small(with_aux=True),
-    "derivative": lambda: small(aux=side()),
 }
 
 

@@ -26,9 +26,9 @@ inline bool may_run_sm90(const GemmArgs& g, const GemmDevice& device) {
 
 constexpr int tile_count(bool sm90) { return sm90 ? kSm90TileCount : kGemmTileCount; }
 
-// Adds each tile of a kernel for a product, with the cheapest number of splits.
-inline void add_candidates(std::vector<GemmCandidate>& all, const GemmArgs& g,
-                           const GemmDevice& device, bool sm90) {
+// Calls visit(candidate) for each tile of a kernel, with the cheapest number of splits.
+template <class Visit>
+void for_each_candidate(const GemmArgs& g, const GemmDevice& device, bool sm90, Visit visit) {
   const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
   for (int tile = 0; tile < tile_count(sm90); ++tile) {
     if (!sm90 && kGemmTiles[tile].aligned != aligned) continue;
@@ -37,7 +37,7 @@ inline void add_candidates(std::vector<GemmCandidate>& all, const GemmArgs& g,
     for (int64_t splits = 1; splits <= cost.most_splits(); ++splits)
       if (const double cycles = cost.cycles(splits); cycles < best.cycles)
         best = {{sm90, tile, splits}, cycles};
-    all.push_back(best);
+    visit(best);
   }
 }
 
@@ -74,9 +74,11 @@ inline bool can_run(const GemmArgs& g, const GemmDevice& device, const GemmTileC
 inline GemmCandidate choose(const GemmArgs& g, const GemmDevice& device) {
   if (const auto x = tile_of_variant(g.variant); x && can_run(g, device, *x))
     return {*x, GemmCost(g, x->sm90, x->tile, device.multiprocessors).cycles(x->splits)};
-  std::vector<GemmCandidate> all;
-  add_candidates(all, g, device, may_run_sm90(g, device));
-  return std::ranges::min(all, {}, &GemmCandidate::cycles);
+  GemmCandidate cheapest;
+  for_each_candidate(g, device, may_run_sm90(g, device), [&](const GemmCandidate& x) {
+    if (x.cycles < cheapest.cycles) cheapest = x;
+  });
+  return cheapest;
 }
 
 // Returns 0 and the cheapest tiles of both kernels besides choose(g, device), for
@@ -84,8 +86,9 @@ inline GemmCandidate choose(const GemmArgs& g, const GemmDevice& device) {
 inline std::vector<int64_t> plan_variants(const GemmArgs& g, const GemmDevice& device) {
   constexpr size_t kMost = 5;
   std::vector<GemmCandidate> all;
-  if (may_run_sm90(g, device)) add_candidates(all, g, device, true);
-  if (g.kernels.sm80) add_candidates(all, g, device, false);
+  const auto add = [&](const GemmCandidate& x) { all.push_back(x); };
+  if (may_run_sm90(g, device)) for_each_candidate(g, device, true, add);
+  if (g.kernels.sm80) for_each_candidate(g, device, false, add);
   std::ranges::sort(all, {}, &GemmCandidate::cycles);
   const int64_t chosen = variant_of(choose(g, device));
   std::vector<int64_t> variants{0};
@@ -121,19 +124,16 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmTileChoice& x, const Gemm
   plan.tile = x.tile;
   plan.a_major = layout_of_a(g).major;
   plan.b_major = layout_of_b(g).major;
-  const bool is_empty = g.m == 0 || g.n == 0 || g.batch == 0;
-  // Column sums over no elements are zeros, which a block must still write.
-  if (is_empty && !(g.n > 0 && g.column_sums)) return plan;
+  if (g.m == 0 || g.n == 0 || g.batch == 0) return plan;
 
   const TileExtents t = extents(x.sm90, x.tile);
-  const int64_t batch = std::max<int64_t>(g.batch, 1);
-  plan.tiles_m = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.m, 1), t.m));
-  plan.tiles_n = static_cast<uint32_t>(ceil_div(std::max<int64_t>(g.n, 1), t.n));
+  plan.tiles_m = static_cast<uint32_t>(ceil_div(g.m, t.m));
+  plan.tiles_n = static_cast<uint32_t>(ceil_div(g.n, t.n));
   plan.terms = static_cast<int>(g.terms);
-  plan.term_steps = is_empty ? 0 : static_cast<int>(ceil_div(g.k, t.k));
+  plan.term_steps = static_cast<int>(ceil_div(g.k, t.k));
   plan.steps = plan.term_steps * plan.terms;
 
-  const int64_t tiles = batch * plan.tiles_m * plan.tiles_n;
+  const int64_t tiles = g.batch * plan.tiles_m * plan.tiles_n;
   const int64_t splits = std::clamp<int64_t>(plan.steps, 1, x.splits);  // each has a step
   const int resident = x.sm90 ? 1 : kGemmTiles[x.tile].resident_blocks();
   const int64_t at_a_time = int64_t{device.multiprocessors} * resident;
@@ -146,15 +146,8 @@ inline GemmPlan make_plan(const GemmArgs& g, const GemmTileChoice& x, const Gemm
 
   if (splits > 1) {
     const bool is_team = x.sm90 && !kSm90Tiles[x.tile].ping_pong;
-    plan.column_sums_offset = plan.units * int64_t{t.m} * t.n * 4;
-    plan.column_tickets = tiles * (is_team ? Sm90Tile::kConsumers : 1);
-  }
-  plan.workspace_bytes = plan.column_sums_offset;
-  plan.tickets = plan.column_tickets;
-  if (g.column_sums) {  // sm_90a: one row per 64 rows of a consumer
-    const int64_t rows = x.sm90 ? ceil_div(g.m, Sm90Tile::kBoxRows) : plan.tiles_m;
-    plan.workspace_bytes += batch * rows * plan.tiles_n * t.n * 4;
-    plan.tickets += plan.tiles_n;
+    plan.workspace_bytes = plan.units * int64_t{t.m} * t.n * 4;
+    plan.tickets = tiles * (is_team ? Sm90Tile::kConsumers : 1);
   }
   return plan;
 }

@@ -95,20 +95,20 @@ inline bool can_run_sm90(const GemmArgs& g) {
   return tma_can_load(g.a, layout_of_a(g), matrices) &&
          tma_can_load(g.b, layout_of_b(g), matrices) && tma_can_store(g.out, g) &&
          !(g.c.data && g.aux.data) && is_like_out(g.c) && is_like_out(g.aux) &&
-         !(g.bias.data && g.column_sums) && (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
+         (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
 }
 
 // Returns whether TMA can add the product to out in memory, which excludes any other epilogue. (As
 // with atomic additions, FP32 values below 2^-126 may count as 0.)
 inline bool adds_in_memory(const GemmArgs& g) {
   return adds_to_out(g) && g.out.dtype == DType::f32 && g.beta == 1 && !g.aux.data &&
-         g.activation == Activation::none && !g.column_sums;
+         g.activation == Activation::none;
 }
 
 // Returns whether alpha and the bias alone complete the result, in fp32 or the operands' type.
 inline bool is_plain(const GemmArgs& g) {
   return (!g.c.data || adds_in_memory(g)) && !g.aux.data && g.activation == Activation::none &&
-         !g.column_sums && (g.out.dtype == DType::f32 || g.out.dtype == g.a.dtype);
+         (g.out.dtype == DType::f32 || g.out.dtype == g.a.dtype);
 }
 
 }  // namespace amp_ext

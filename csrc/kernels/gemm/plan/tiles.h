@@ -102,7 +102,7 @@ struct Sm90Tile {
   }
   static constexpr int kMostStages = 8;
   static constexpr int kMostBoxes = 4;            // per consumer
-  static constexpr int kHeaderBytes = 3 << 10;    // barriers, units, and the bias or column sums
+  static constexpr int kHeaderBytes = 3 << 10;    // barriers, units and the bias
   static constexpr int kSharedBytes = 227 << 10;  // limit of a block
 
   AMP_EXT_HOST_DEVICE constexpr int consumer_m() const { return ping_pong ? m : m / kConsumers; }
@@ -197,12 +197,8 @@ struct GemmPlan {
   int shared_bytes = 0;
   bool reduce = false;  // TMA adds the product to out
 
-  // Offsets in the workspace, in bytes. The shares' sums begin at 0.
-  int64_t column_sums_offset = 0;
-  int64_t workspace_bytes = 0;
-  // Tickets of cut tiles, followed by one per column of tiles if there are column sums.
-  int64_t column_tickets = 0;
-  int64_t tickets = 0;
+  int64_t workspace_bytes = 0;  // the shares' sums
+  int64_t tickets = 0;          // of cut tiles
 };
 
 }  // namespace amp_ext

@@ -6,6 +6,7 @@
 #include "gemm/shared/split.cuh"
 #include "launch.cuh"
 #include "mainloop.cuh"
+#include "reduce.cuh"
 
 namespace amp_ext {
 
@@ -39,7 +40,7 @@ __global__ __launch_bounds__(
                                            threadIdx.x, is_last))
       return;
   }
-  finish<Gemm>(sums, shared.epilogue, args, plan, work(), workspace, tickets);
+  finish<Gemm>(sums, shared.epilogue, args, work());
 }
 
 template <class T>

@@ -2,8 +2,8 @@
 // memory while the next boxes are computed.
 //
 // Plain results, of alpha and the bias alone, have branch-free code per type. All others share one
-// path by parts of 64 rows by 32 columns. TMA loads a part of the side matrix (c, or a derivative's
-// aux) into a box, where the result replaces it.
+// path by parts of 64 rows by 32 columns. TMA loads a part of c into a box, where the result
+// replaces it.
 #pragma once
 
 #include "bias.cuh"
@@ -17,28 +17,25 @@ template <class Gemm>
 class Sm90Epilogue {
  public:
   __device__ Sm90Epilogue(Sm90Header& header, unsigned char* boxes, const Sm90Maps& maps,
-                          const GemmArgs& g, const GemmPlan& plan, int consumer,
-                          unsigned char* workspace, uint32_t* tickets)
+                          const GemmArgs& g, const GemmPlan& plan, int consumer)
       : header_(header),
         maps_(maps),
         g_(g),
         plan_(plan),
         consumer_(consumer),
         boxes_(boxes + consumer * plan.boxes * box_bytes()),
-        alpha_(static_cast<float>(g.alpha)),
-        workspace_(workspace),
-        tickets_(tickets) {}
+        alpha_(static_cast<float>(g.alpha)) {}
 
-  // Starts to load the first parts of a tile's side matrix. `tile` has this consumer's rows.
+  // Starts to load the first parts of a tile of c. `tile` has this consumer's rows.
   __device__ void prefetch(const BlockTile& tile) {
-    if (!has_side() || !is_leader()) return;
+    if (!adds_c() || !is_leader()) return;
     ptx::bulk_wait_read<0>();
     Ring to = slots_;
 #pragma unroll 1
-    for (int i = 0; i < plan_.boxes; ++i, to.advance(plan_.boxes)) fetch_side(tile, 0, i, to.at);
+    for (int i = 0; i < plan_.boxes; ++i, to.advance(plan_.boxes)) fetch_c(tile, 0, i, to.at);
   }
 
-  // Stores the result of a tile and its column sums. `bias` may be null.
+  // Stores the result of a tile. `bias` may be null.
   __device__ void finish(const typename Gemm::Sums& sums, const BlockTile& tile,
                          const float* bias) {
     if (!plan_.plain) return finish_parts(sums, tile, bias);
@@ -66,15 +63,13 @@ class Sm90Epilogue {
   using Part = amp_ext::Part<kColumns>;
 
   __device__ static bool is_leader() { return consumer_thread() == 0; }
-  __device__ bool stores_aux() const { return g_.aux.data && !g_.derivative; }
-  __device__ bool has_side() const {
-    return (g_.c.data && !plan_.reduce) || (g_.aux.data && g_.derivative);
-  }
+  __device__ bool stores_aux() const { return g_.aux.data; }
+  __device__ bool adds_c() const { return g_.c.data && !plan_.reduce; }
   __device__ int slot_boxes() const { return stores_aux() ? 2 : 1; }
   __device__ int slots() const { return stores_aux() ? plan_.boxes / 2 : plan_.boxes; }
   // Returns how many previous slots may still be read while a slot is written; all others are free.
-  // With a side matrix, the third last slot is loaded anew.
-  __device__ int stores_read() const { return has_side() ? 2 : slots() - 1; }
+  // With c, the third last slot is loaded anew.
+  __device__ int stores_read() const { return adds_c() ? 2 : slots() - 1; }
 
   // Returns how many parts of a consumer's tile have elements in the matrix.
   template <int kOfColumns = kColumns>
@@ -90,12 +85,12 @@ class Sm90Epilogue {
   __device__ int box_bytes() const { return kRows * plan_.box_columns * size_of(g_.out.dtype); }
   __device__ unsigned char* box(int index) const { return boxes_ + index * box_bytes(); }
 
-  // Loads part j of row i of the side matrix; past the end of a row it continues with the next row.
-  __device__ void fetch_side(const BlockTile& tile, int i, int j, int to) {
+  // Loads part j of row i of c; past the end of a row it continues with the next row.
+  __device__ void fetch_c(const BlockTile& tile, int i, int j, int to) {
     const int columns = part_columns(tile.column);
     for (; j >= columns; j -= columns) ++i;
     if (i >= part_rows(tile.row)) return;
-    ptx::Mbarrier& full = header_.side_full[consumer_][to];
+    ptx::Mbarrier& full = header_.c_full[consumer_][to];
     ptx::mbarrier_arrive_expect_tx(full, box_bytes());
     ptx::tma_load(box(to), maps_.side, full, tile.column + j * kColumns, tile.row + i * kRows,
                   tile.batch);
@@ -167,32 +162,26 @@ class Sm90Epilogue {
         take(x, sums, i * kRowParts + j);
         x.scale(alpha_);
         if (bias) x.add(bias + j * kColumns);
-        finish_part(x, tile.batch, tile.row + i * kRows, tile.column + j * kColumns, number);
-        // Loads the side matrix into the box of an earlier part, for the part that uses the box
-        // next.
-        if (has_side() && is_leader() && number >= stores_read())
-          fetch_side(tile, i, j + plan_.boxes - stores_read(),
-                     slots_.before(stores_read(), plan_.boxes));
+        finish_part(x, tile.batch, tile.row + i * kRows, tile.column + j * kColumns);
+        // Loads c into the box of an earlier part, for the part that uses the box next.
+        if (adds_c() && is_leader() && number >= stores_read())
+          fetch_c(tile, i, j + plan_.boxes - stores_read(),
+                  slots_.before(stores_read(), plan_.boxes));
       }
     }
-    if (g_.column_sums) finish_column_sums(tile.column);
   }
 
-  __device__ void finish_part(Part& x, int batch, int row, int column, int number) {
+  __device__ void finish_part(Part& x, int batch, int row, int column) {
     unsigned char* const to = box(slots_.at * slot_boxes());
-    if (has_side()) {
-      ptx::mbarrier_wait(header_.side_full[consumer_][slots_.at], slots_.parity);
-      Part side;
-      with_type(g_.out.dtype, [&](auto zero) { side.read<decltype(zero)>(to); });
+    if (adds_c()) {
+      ptx::mbarrier_wait(header_.c_full[consumer_][slots_.at], slots_.parity);
+      Part c;
+      with_type(g_.out.dtype, [&](auto zero) { c.read<decltype(zero)>(to); });
       ptx::warp_sync();  // stmatrix overwrites values that other lanes read
-      if (g_.derivative)
-        multiply_by_derivative(g_.activation, side.at, x.at);
-      else
-        x.add(static_cast<float>(g_.beta), side);
+      x.add(static_cast<float>(g_.beta), c);
     }
     if (stores_aux()) write(x, to + box_bytes());
-    if (!g_.derivative) activate(g_.activation, x.at);
-    if (g_.column_sums) sum_columns(x, row, number);
+    activate(g_.activation, x.at);
     write(x, to);
     meet(is_leader(), stores_read());
     if (is_leader()) {
@@ -200,7 +189,6 @@ class Sm90Epilogue {
       if (stores_aux()) ptx::tma_store(maps_.side, to + box_bytes(), column, row, batch);
       ptx::bulk_commit();
     }
-    if (g_.column_sums) store_column_sums(batch, row, column, number);
   }
 
   // Meets all threads of a consumer after writing a box. Afterwards the box is complete, and at
@@ -225,51 +213,6 @@ class Sm90Epilogue {
               [&](auto zero) { BoxWriter<decltype(zero), kColumns>().write(x, box); });
   }
 
-  // Sums the columns of a part over this warp's rows, in a fixed order.
-  __device__ void sum_columns(const Part& x, int row, int part) {
-    auto& sums = header_.column_sums[consumer_][part % 2][consumer_thread() / 32];
-#pragma unroll
-    for (int column = 0; column < Part::kSize / 2; ++column) {
-      const int i = column / 2 * Part::kGroupSize + column % 2;
-      float sum = row + Part::row(i) < g_.m ? x.at[i] : 0.0f;
-      if (row + Part::row(i + 2) < g_.m) sum += x.at[i + 2];
-      for (int mask = 4; mask < 32; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
-      if (consumer_thread() % 32 < 4) sums[Part::column(i)] = sum;
-    }
-  }
-
-  // Sums all rows of a part in a fixed order, after the barrier.
-  __device__ void store_column_sums(int batch, int row, int column, int number) const {
-    const int thread = consumer_thread();
-    if (thread >= kColumns) return;
-    float sum = 0;
-    for (int warp = 0; warp < 4; ++warp)
-      sum += header_.column_sums[consumer_][number % 2][warp][thread];
-    const int64_t block_row = int64_t{batch} * ((g_.m + kRows - 1) / kRows) + row / kRows;
-    column_sums()[block_row * column_sums_width() + column + thread] = sum;
-  }
-
-  __device__ float* column_sums() const {
-    return reinterpret_cast<float*>(workspace_ + plan_.column_sums_offset);
-  }
-  __device__ int64_t column_sums_width() const { return int64_t{plan_.tiles_n} * kTile.n; }
-  __device__ int64_t tile_rows() const { return (g_.m + kTile.m - 1) / kTile.m; }
-
-  // Adds up a column of tiles in its last consumer, in a fixed order.
-  __device__ void finish_column_sums(int column) {
-    const auto consumers = static_cast<uint32_t>(g_.batch * tile_rows() * Gemm::kTeam);
-    uint32_t* const ticket = tickets_ + plan_.column_tickets + column / kTile.n;
-    if (!is_last_consumer(ticket, consumers, header_.last[consumer_], consumer_)) return;
-    const int64_t rows = g_.batch * ((g_.m + kRows - 1) / kRows);
-    for (int i = consumer_thread(); i < kTile.n && column + i < g_.n; i += kWarpgroup) {
-      const float* const from = column_sums() + column + i;
-      float sum = 0;
-      for (int64_t row = 0; row < rows; ++row)
-        sum += ptx::load_l2(from + row * column_sums_width());
-      static_cast<float*>(g_.column_sums)[column + i] = sum;
-    }
-  }
-
   Sm90Header& header_;
   const Sm90Maps& maps_;
   const GemmArgs& g_;
@@ -277,8 +220,6 @@ class Sm90Epilogue {
   const int consumer_;
   unsigned char* const boxes_;
   const float alpha_;
-  unsigned char* const workspace_;
-  uint32_t* const tickets_;
   Ring slots_;  // boxes of the result, or pairs of boxes for the result and aux
 };
 

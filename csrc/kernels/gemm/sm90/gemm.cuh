@@ -17,7 +17,7 @@ __device__ void consume(Sm90Header& header, unsigned char* boxes, const unsigned
                         const Sm90Maps& maps, const GemmArgs& g, const GemmPlan& plan, int consumer,
                         unsigned char* workspace, uint32_t* tickets) {
   constexpr Sm90Tile kTile = Gemm::kTile;
-  Sm90Epilogue<Gemm> epilogue(header, boxes, maps, g, plan, consumer, workspace, tickets);
+  Sm90Epilogue<Gemm> epilogue(header, boxes, maps, g, plan, consumer);
   const int first_row = kTile.ping_pong ? 0 : consumer * kTile.consumer_m();
   for (uint32_t round = 0;; ++round) {
     const Sm90Unit unit = read_unit(header, round);
@@ -60,7 +60,7 @@ __device__ void init_barriers(Sm90Header& header, const GemmArgs& g, const GemmP
     ptx::mbarrier_init(header.empty[i], kTeamWarps);
   }
   for (ptx::Mbarrier& turn : header.turn) ptx::mbarrier_init(turn, kWarpgroup / 32);
-  for (auto& of_consumer : header.side_full)
+  for (auto& of_consumer : header.c_full)
     for (int i = 0; i < plan.boxes; ++i) ptx::mbarrier_init(of_consumer[i], 1);
   constexpr int kConsumerWarps = Sm90Tile::kConsumers * kWarpgroup / 32;
   for (ptx::Mbarrier& full : header.unit_full) ptx::mbarrier_init(full, 1);

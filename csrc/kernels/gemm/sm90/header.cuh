@@ -49,18 +49,13 @@ struct alignas(kSwizzleAlignment) Sm90Header {
   ptx::Mbarrier full[Sm90Tile::kMostStages];   // TMA has written the stage
   ptx::Mbarrier empty[Sm90Tile::kMostStages];  // the consumers have read the stage
   ptx::Mbarrier turn[Sm90Tile::kConsumers];    // the other ping-pong consumer has multiplied
-  ptx::Mbarrier side_full[Sm90Tile::kConsumers][Sm90Tile::kMostBoxes];  // TMA has written the box
+  ptx::Mbarrier c_full[Sm90Tile::kConsumers][Sm90Tile::kMostBoxes];  // TMA has written the box
   ptx::Mbarrier unit_full[kUnits];    // the producer has written the unit
   ptx::Mbarrier unit_empty[kUnits];   // all reading warps have read the unit
   ptx::Mbarrier bias_full[kBiases];   // the bias columns are staged
   ptx::Mbarrier bias_empty[kBiases];  // the consumers have read the bias
   Sm90Unit units[kUnits];             // a ring indexed by the unit's number
-  union {                             // no product has both
-    float bias[kBiases][256];         // columns of a tile, in a ring like units
-    // Per-warp sums over a part's rows. Two parts are buffered, because a warp may be one part
-    // ahead.
-    float column_sums[Sm90Tile::kConsumers][2][4][Sm90Tile::kPartColumns];
-  };
+  float bias[kBiases][256];           // columns of a tile, in a ring like units
   bool last[Sm90Tile::kConsumers];
 };
 static_assert(sizeof(Sm90Header) == Sm90Tile::kHeaderBytes);
