@@ -245,15 +245,13 @@ def _are_near(
 
     Partial sums of `terms` products are of size sqrt(terms) at most, and each is rounded to FP32.
     The sum, c or bias, and an intermediate sum may be rounded to the result's dtype a few times.
-    Sums of columns have one dimension, and the errors of their rows.
     """
     eps = torch.finfo(expected[0].dtype).eps
-    batch, summed, m, _, k = _sizes(product)
+    _, summed, _, _, k = _sizes(product)
     terms = summed * k
+    error = terms * 2.0**-22 + 4 * eps * (2 + math.sqrt(terms))
 
     def is_near(result: torch.Tensor, of: torch.Tensor) -> bool:
-        rows = 1 if of.dim() > 1 else batch * m
-        error = rows * terms * 2.0**-22 + math.sqrt(rows) * 4 * eps * (2 + math.sqrt(terms))
         return torch.allclose(result.float(), of.float(), rtol=4 * eps, atol=product.factor * error)
 
     return all(map(is_near, results, expected))

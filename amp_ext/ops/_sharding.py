@@ -97,12 +97,12 @@ def _register(tensor: ModuleType) -> None:
     def refuse(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise NotImplementedError(
             f"{func._schema.name}: expected plain tensors, got a DTensor: amp_ext.ops.gemm takes "
-            "DTensors, and so do linear, and gated_mlp outside of torch.inference_mode()"
+            "DTensors, and so do linear and gated_mlp outside of torch.inference_mode()"
         )
 
     for op in ("gemm", "gemm_with_aux"):
         torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, multiply)
-    for op in ("gemm_accumulate_", "gated_mlp"):  # gated_mlp is gemms to autograd
+    for op in ("gemm_accumulate_", "gated_mlp"):  # autograd splits gated_mlp into gemms
         torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, refuse)
 
 

@@ -115,8 +115,7 @@ def gemm_with_aux(
         shape and dtype, each rounded once.
 
     Raises:
-        RuntimeError, NotImplementedError, ValueError: as :func:`gemm`. RuntimeError too when a
-            tensor requires a gradient, outside of ``torch.no_grad()``.
+        RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
     """
     x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
     dtype = _result_type(a, b, out_dtype)

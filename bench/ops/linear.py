@@ -1,4 +1,4 @@
-"""Time fused layers: linear + bias + GELU, and an MLP of it and another layer."""
+"""Time fused layers: linear + bias + GELU, and an MLP: that layer and a second one."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def permutation() -> Tensor:
 
 
 class Block(nn.Module):
-    """A block of three layers: one of this package, one of torch, and two in one node."""
+    """A block of three layers: one of this package, one of torch, and an MLP."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -170,7 +170,10 @@ def arguments(mesh: Any) -> None:
         ops.gemm(a, distribute_tensor(integers(8, 2), mesh, [Replicate()]))
     with pytest.raises(NotImplementedError, match="gemm_accumulate_: expected plain tensors"):
         ops.gemm_accumulate_(torch.zeros(2, 2), a, a, trans_b=True)
-    with torch.inference_mode(), pytest.raises(NotImplementedError, match="mlp: expected plain"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(NotImplementedError, match="gated_mlp: expected plain"),
+    ):
         ops.gated_mlp(a, a, None, a, None, a, None)
 
 

@@ -61,7 +61,7 @@ CHANGES: dict[str, Callable[[nn.Linear], Any]] = {
 
 @every_layer
 def test_plain_layers_are_fused(name: str) -> None:
-    """Plain layers are one node, also while a view replaces a weight."""
+    """Plain layers are fused, also while a view replaces a weight."""
     block, x = BLOCKS[name](7, 6, 4), torch.randn(3, 7)
     node = NODES[BLOCKS[name]]
     views = {name: value.view_as(value) for name, value in block.named_parameters()}

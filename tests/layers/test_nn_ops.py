@@ -123,7 +123,7 @@ def test_is_no_less_exact_than_torch(
 def test_products_and_saved_tensors(executor: Executor, activation: str) -> None:
     """A layer is one product forward and two backward; few tensors are saved.
 
-    They are the input and two hidden tensors.
+    The saved tensors are the input and two hidden ones.
     """
     leaves = leaves_of((3, 5, 7), lambda s: normal(s, FP16, executor.device))
     kept: list[Tensor] = []

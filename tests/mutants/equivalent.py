@@ -126,20 +126,6 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     ),
     # Values of every call.
     Equivalent(
-        r"gemm_kernel<\w+, 4, \(amp_ext::Major\)0, \(amp_ext::Major\)0>",
-        "",
-        "negate",
-        r"setp\.ne\.s64 .*, 1 ->",
-        "the aux lies by rows: it is copied where it does not",
-    ),
-    Equivalent(
-        "gemm_kernel",
-        "load_vector(other, g.aux, place);",
-        "negate",
-        r"^@|setp\.ne\.s64 .*, 1 ->",
-        "the aux lies by rows, copied where it does not; any vector may be loaded by elements",
-    ),
-    Equivalent(
         r"gemm_sm90_kernel<\w+, 2,",
         "if (stores == 1)",
         "negate",
@@ -190,7 +176,7 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
     ),
     Equivalent(
         r"gemm_sm90_kernel<\w+, 5,",
-        "if (has_side() && is_leader() && number >= stores_read())",
+        "if (adds_c() && is_leader() && number >= stores_read())",
         "negate",
         "setp",
         "a tile has a box for each of its parts: there is no more to load",
@@ -229,13 +215,6 @@ EQUIVALENTS: tuple[Equivalent, ...] = (
         "immediate",
         r"and\.b32.* -128 -> .* -256",
         "the remainder of 4 is the same",
-    ),
-    Equivalent(
-        "gemm_sm90_kernel",
-        "if (consumer_thread() % 32 < 4) sums[Part::column(i)] = sum;",
-        "immediate",
-        r"and\.b32.*( -128 ->| 31 -> .* 30| 536870908 -> .* 536870904)",
-        "the condition holds for the same lanes",
     ),
     # The store of found_inf.
     Equivalent(

@@ -149,7 +149,7 @@ def product(
     bias: int | None,
     *matrices: tuple[Any, ...] | None,
 ) -> Product:
-    """Return the launch of aux = alpha * a @ b + beta * c + bias, out = act(aux).
+    """Return the launch of x = alpha * a @ b + beta * c + bias, with out = act(x) and aux = x.
 
     Args:
         variant: the number of the plan; 0 is the preferred one.

@@ -210,7 +210,7 @@ def gemm_kernel(
     aux_row: tl.int64,
     F: tl.constexpr,
 ):
-    """Compute aux = alpha * a @ b + beta * c + bias and out = act(aux).
+    """Compute x = alpha * a @ b + beta * c + bias, and store out = act(x) and aux = x.
 
     Program i of p computes the units i, i + p, ...: tiles of the result, or splits of them. The
     last split of a tile adds the sums of all, in their order.

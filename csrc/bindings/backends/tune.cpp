@@ -164,8 +164,7 @@ void bind_tune(py::module_& m) {
             for (const at::Tensor& tensor : tensors) list.append(object_of(tensor));
             return list;
           },
-          py::arg("backend"), py::arg("variant"),
-          "What one call writes, in one row each; sums of columns as a vector.");
+          py::arg("backend"), py::arg("variant"), "Returns what one call writes, in one row each.");
   m.attr("GEMM_KEY_SIZE") = std::tuple_size_v<GemmKey>;
   m.def("start_noting", &start_noting,
         "Notes all products from now on; False if that is so already.");

@@ -30,8 +30,8 @@ struct Layer {
   const OptionalTensor& bias;
 };
 
-// The layers of gated_mlp.
-enum LayerOf { kGate, kUp, kDown, kLayers };
+// The layers of gated_mlp, by their indices.
+enum : size_t { kGate, kUp, kDown, kLayers };
 using Layers = std::array<Layer, kLayers>;
 
 GemmOptions options_of(const OptionalTensor& bias, std::string_view activation = "none") {
@@ -85,10 +85,10 @@ at::Tensor compute(const at::Tensor& x, const Layers& layers, std::string_view a
   return gemm(hidden, down.weight, options_of(down.bias));
 }
 
-// The backward pass of gated_mlp. Its first output is the point of the activation's derivative: the
-// pre-activation if the activation is curved, else the activated gate. Its second output is the
-// result of the layer `up`, its last the op's result. Only backward passes see the outputs before
-// the last, as in GemmBackward. The hidden layer is computed again.
+// Computes the gradients of gated_mlp. Its first output is the point of the activation's
+// derivative: the pre-activation if the activation is curved, else the activated gate. Its second
+// output is the result of the layer `up`, its last the op's result. Only backward passes see the
+// outputs before the last, as in GemmBackward. The hidden layer is computed again.
 struct GatedMlpBackward final : torch::autograd::Node {
   struct Saved {
     SavedVariable weight;
@@ -253,7 +253,7 @@ at::Tensor differentiable(const at::Tensor& x, const Layers& layers, std::string
   return compute(x, layers, activation);
 }
 
-// A function of layers in the signature of gated_mlp.
+// Calls a function of layers with the arguments of gated_mlp.
 template <auto kFunction>
 at::Tensor gated_mlp_op(const at::Tensor& x, const at::Tensor& gate_weight,
                         const OptionalTensor& gate_bias, const at::Tensor& up_weight,

@@ -5,8 +5,7 @@
 
 namespace amp_ext::cpu {
 
-// Rows that are added one after another in sums of columns. Parts are multiples, so that the order
-// is the same for any number of threads.
+// Extents of cached parts are multiples of this, unless they end the matrix.
 constexpr int64_t kRowGroup = 64;
 
 // Extents of parts, measured. A part has at most kBlockExtent rows and columns. A greater k is cut.

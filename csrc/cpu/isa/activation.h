@@ -44,7 +44,7 @@ inline Vector exp2_down(Vector x) {
 
 inline Vector magnitude(Vector x) { return x < 0.0f ? -x : x; }
 
-// Clamps x to a range outside which Phi is 0 or 1. Infinities would produce NaNs.
+// Clamps x to a range outside which Phi rounds to 0 or 1. Infinities would produce NaNs.
 inline Vector where_curved(Vector x) {
   x = x < -128.0f ? Vector{} - 128.0f : x;
   return x > 128.0f ? Vector{} + 128.0f : x;

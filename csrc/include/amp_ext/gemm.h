@@ -49,7 +49,7 @@ struct GemmKernels {
 // Describes x = alpha * a @ b + beta * c + bias with fp32 accumulation; a and b are not fp64.
 // Matrix i of out is the sum of the products i * terms, ..., (i + 1) * terms - 1 of a and b.
 //
-// The results are out = activation(x), and aux = x if there is an aux.
+// Stores out = activation(x), and aux = x if there is an aux.
 struct GemmArgs {
   MatrixRef a;     // m x k
   MatrixRef b;     // k x n

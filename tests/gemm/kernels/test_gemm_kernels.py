@@ -133,12 +133,13 @@ def test_error_is_that_of_a_sum_in_fp32(tile: Tile, k: int, splits: int) -> None
 @pytest.mark.parametrize("splits", [1, 4])
 def test_results_are_the_same_in_every_schedule(tile: Tile, splits: int) -> None:
     m, n = tile.of(2, 2)
-    gemm = product_for(tile, m, n, 9 * tile.k, make=normal)
+    gemm = product_for(tile, m, n, 9 * tile.k, make=normal)._replace(with_aux=True)
     results = [
         run(gemm, tile, schedule=Schedule(seed, 2 + seed), splits=splits) for seed in range(6)
     ]
     for result in results:
         assert_same(result.out, results[0].out)
+        assert_same(result.aux, results[0].aux)
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])

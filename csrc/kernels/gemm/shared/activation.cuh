@@ -7,9 +7,9 @@
 
 namespace amp_ext {
 
-// Phi(-|x|), the tail of the normal distribution, is exp(-x^2 / 2) times a polynomial in
-// t = 1 / (1 + 0.3 |x|), fitted to relative errors of 1.3e-7 up to |x| = 13.3, and to 1/2 at 0. The
-// rounding of x^2 adds errors that matter where the tail is below 1e-6.
+// Returns x * Phi(x). The tail Phi(-|x|) is exp(-x^2 / 2) times a polynomial in
+// t = 1 / (1 + 0.3 |x|). The polynomial is fitted to relative errors of 1.3e-7 up to |x| = 13.3,
+// and to 1/2 at 0. The rounding of x^2 adds errors that matter where the tail is below 1e-6.
 __device__ inline float gelu(float x) {
   const float t = ptx::reciprocal(1.0f + 0.3f * fabsf(x));
   float sum = 0.036098767f;
@@ -20,14 +20,14 @@ __device__ inline float gelu(float x) {
   return x * (x > 0.0f ? 1.0f - tail : tail);
 }
 
-// 1 / (1 + exp(-x)), by e = exp(-|x|): 1 / (1 + e) for x > 0, else e / (1 + e), so that nothing
-// cancels or overflows.
+// Returns 1 / (1 + exp(-x)). With e = exp(-|x|) this is 1 / (1 + e) for x > 0, else e / (1 + e), so
+// that nothing cancels or overflows.
 __device__ inline float logistic(float x) {
   const float e = ptx::exp2(-1.44269504f * fabsf(x));
   return (x > 0.0f ? 1.0f : e) * ptx::reciprocal(1.0f + e);
 }
 
-// gelu_tanh's Phi(x) is (1 + tanh(u)) / 2, which is the logistic function of 2 u.
+// Returns x * (1 + tanh(u)) / 2. The factor of x is the logistic function of 2 u.
 __device__ inline float gelu_tanh(float x) {
   return x * logistic(1.5957691f * (x + 0.044715f * x * x * x));
 }

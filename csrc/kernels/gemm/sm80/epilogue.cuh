@@ -13,7 +13,7 @@ struct EpilogueShared {
   static constexpr int kWarps = kTile.warps_m * kTile.warps_n;
 
   // Some rows of each warp's part of the tile. The padding avoids bank conflicts.
-  float staged[kWarps][kTile.staged_rows()][kTile.warp_n() + kVector];
+  alignas(16) float staged[kWarps][kTile.staged_rows()][kTile.warp_n() + kVector];
   bool last;
 };
 
@@ -45,7 +45,6 @@ __device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared, 
   const int64_t column = int64_t{work.n} * kTile.n + Gemm::warp_column() + vector * kVector;
   const int64_t left = g.n - column;
   const int count = left < 0 ? 0 : left < kVector ? static_cast<int>(left) : kVector;
-  const int64_t rows = g.batch == 0 ? 0 : g.m;
 
   float bias[kVector] = {};
   if (g.bias.data) load_vector(bias, row_of(g.bias), {0, 0, column, count});
@@ -75,7 +74,7 @@ __device__ void finish(typename Gemm::Sums& sums, EpilogueShared<Gemm>& shared, 
 #pragma unroll 1
     for (int i = lane_row; i < kTile.staged_rows(); i += kPassRows) {
       const int64_t row = first_row + stage + i;
-      if (row >= rows || count == 0) continue;
+      if (row >= g.m || count == 0) continue;
       float x[kVector];
       memcpy(x, &staged[i][vector * kVector], sizeof(x));
       finish_vector(g, {work.batch, row, column, count}, bias, x);
