@@ -148,7 +148,6 @@ def side(dtype: torch.dtype = FP16, by_rows: bool = True, aligned: bool = True) 
         {"out_dtype": torch.float64},
         {"c": side(torch.float64)},
         {"bias": torch.ones(64, dtype=torch.float64)},
-        {"aux": side(torch.float64)},
     ],
     ids=lambda fields: "-".join(fields),
 )
