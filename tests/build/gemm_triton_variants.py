@@ -107,7 +107,7 @@ def _variant(
         launch.options,
         tuple(needed),
         archs=(arch,),
-        last_reads=form.is_split.value != form.has_sums.value,
+        last_reads=form.is_split.value,
     )
 
 
