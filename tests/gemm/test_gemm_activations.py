@@ -127,6 +127,25 @@ def test_activations_of_special_values(
 
 
 @against_oracle
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@every_activation
+def test_gradients_at_special_values(
+    executor: Executor, activation: str, dtype: torch.dtype
+) -> None:
+    """Gradients have the derivative's limits. torch's formulas give NaN where BF16 overflows."""
+    far = [200.0] if dtype == BF16 else [math.inf, 1e30]
+    values = [*far, *(-x for x in far), 0.0, -0.0, math.nan]
+    x = torch.tensor(values, device=executor.device).to(dtype)[:, None].requires_grad_()
+    one = torch.ones_like(x[:1])
+    (grad,) = torch.autograd.grad(ops.gemm(x, one, activation=activation).sum(), x)
+    low = 1.0 if activation == "none" else 0.0
+    zero = {"none": 1.0, "relu": 0.0}.get(activation, 0.5)
+    nan = 1.0 if activation in ("none", "relu") else math.nan
+    expected = [*len(far) * [1.0], *len(far) * [low], zero, zero, nan]
+    assert_equal(grad.flatten(), torch.tensor(expected, dtype=FP64))
+
+
+@against_oracle
 @pytest.mark.parametrize(("dtype", "far"), [(FP16, 300.0), (BF16, 1e20)], ids=str)
 @every_curved
 def test_second_derivatives_far_out(

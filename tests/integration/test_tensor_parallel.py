@@ -65,13 +65,11 @@ def shard(dim: int) -> Any:
 
 
 def differentiated(call: Callable[..., Any], tensors: list[Tensor]) -> tuple[Any, Any]:
-    leaves = [tensor.detach().requires_grad_(call is not both) for tensor in tensors]
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     outs = call(*leaves)
     outs = outs if isinstance(outs, tuple) else (outs,)
-    if call is both:
-        return [whole(out) for out in outs], []
-    (outs[0] * outs[0].detach()).sum().backward()
-    return [whole(outs[0].detach())], [whole(leaf.grad) for leaf in leaves]
+    sum((out * out.detach()).sum() for out in outs).backward()
+    return [whole(out.detach()) for out in outs], [whole(leaf.grad) for leaf in leaves]
 
 
 def with_c(a: Tensor, b: Tensor, c: Tensor, bias: Tensor) -> Tensor:
@@ -86,8 +84,8 @@ def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return ops.gated_mlp(x, gate, None, up, None, down, None, activation="relu")
 
 
-def both(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
-    return ops.gemm_with_aux(a, b, bias=bias, activation="relu")
+def both(a: Tensor, b: Tensor, bias: Tensor, activation: str = "relu") -> tuple[Tensor, Tensor]:
+    return ops.gemm_with_aux(a, b, bias=bias, activation=activation)
 
 
 summed = partial(ops.gemm, trans_a=True, sum_batch=True)
@@ -106,7 +104,9 @@ def gemm(mesh: Any) -> None:
     assert_same(mesh, with_c, [integers(3, 4), integers(4, 4), *addends], replicate, shard(0))
     assert_same(mesh, activated, [integers(4, 4), integers(4, 4), integers(4)], replicate)
     assert_same(mesh, summed, [integers(2, 4, 3), integers(2, 4, 5)])
-    assert_same(mesh, both, [integers(2, 3, 4), integers(4, 4), integers(4)], replicate)
+    layer = [integers(2, 3, 4), integers(4, 4), integers(4)]
+    assert_same(mesh, both, layer, replicate)
+    assert_same(mesh, partial(both, activation="none"), layer, replicate)
     layers = [integers(3, 4), integers(6, 4), integers(6, 4), integers(4, 6)]
     assert_same(mesh, gated, layers, shard(0), shard(1))
 

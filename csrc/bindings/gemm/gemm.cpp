@@ -145,7 +145,7 @@ class Product {
   void join_rows() {
     const auto joins = [&](const MatrixRef& x) { return !x.data || rows_join(x, args_.m); };
     if (args_.batch <= 1 || args_.terms > 1 || args_.b.batch_stride != 0 || !joins(args_.a) ||
-        !joins(args_.c) || !joins(args_.aux) || !joins(args_.out))
+        !joins(args_.c) || !joins(args_.out))
       return;
     args_.m *= args_.batch;
     args_.batch = 1;

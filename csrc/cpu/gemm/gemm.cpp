@@ -43,10 +43,8 @@ bool is_sum(const GemmArgs& g) {
 // Finishes sums in place and rounds them to rows of `out`.
 void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, float* sums,
                  int64_t ld) {
-  const SpanKernels& span = span_kernels();
   const TileKernels& tile = tile_kernels();
-  const auto [out_type, aux_type] =
-      std::pair(static_cast<int>(g.out.dtype), static_cast<int>(g.aux.dtype));
+  const auto narrow = span_kernels().narrow[static_cast<int>(g.out.dtype)];
   const auto activate = tile.activate[static_cast<int>(g.activation)];
   const bool combines = g.alpha != 1 || g.c.data || g.bias.data;
   for (int64_t i = 0; i < rows.size; ++i) {
@@ -56,22 +54,17 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
       const auto place = [&](const MatrixRef& x) {
         return const_cast<char*>(address(x, batch, row, column));
       };
-      const auto line = [&](const MatrixRef& x, float* to) -> const float* {
-        if (!x.data) return nullptr;
-        widen(place(x), x.dtype, x.column_stride, count, to);
-        return to;
-      };
       float* const values = sums + i * ld + j;
-      float first[kLine], second[kLine];
       if (combines) {
-        const float* const bias = g.bias.data ? second : nullptr;
-        if (bias) widen(address(g.bias, column), g.bias.dtype, g.bias.stride, count, second);
+        float c[kLine], bias[kLine];
+        if (g.c.data) widen(place(g.c), g.c.dtype, g.c.column_stride, count, c);
+        if (g.bias.data) widen(address(g.bias, column), g.bias.dtype, g.bias.stride, count, bias);
         tile.combine(values, count, static_cast<float>(g.alpha), static_cast<float>(g.beta),
-                     line(g.c, first), bias);
+                     g.c.data ? c : nullptr, g.bias.data ? bias : nullptr);
       }
-      if (g.aux.data) span.narrow[aux_type](values, count, place(g.aux));
+      if (g.aux.data) narrow(values, count, place(g.aux));
       if (activate) activate(values, count);
-      span.narrow[out_type](values, count, place(g.out));
+      narrow(values, count, place(g.out));
     }
   }
 }

@@ -54,8 +54,8 @@ struct GemmArgs {
   MatrixRef a;     // m x k
   MatrixRef b;     // k x n
   MatrixRef c;     // m x n; data may be null if beta is 0, or out's if c has out's layout
-  MatrixRef aux;   // m x n, column_stride 1; data may be null
   MatrixRef out;   // m x n, column_stride 1
+  MatrixRef aux;   // m x n, of out's type, strides and alignment; data may be null
   VectorRef bias;  // n, added to every row; data may be null
   int64_t batch;
   int64_t terms;

@@ -46,14 +46,13 @@ inline OperandLayout layout_of_b(const GemmArgs& g) {
 inline bool can_run_sm80(const GemmArgs& g) {
   const auto is_16_bit = [](DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; };
   const auto is_narrow = [](const MatrixRef& x) { return !x.data || x.dtype != DType::f64; };
-  const auto has_rows = [](const MatrixRef& x) { return !x.data || x.column_stride == 1; };
   // The narrowest tiles bound the number of blocks.
   const double tiles = std::ceil(g.m / 16.0) * std::ceil(g.n / 16.0) * g.batch;
   const double steps = std::ceil(g.k / 32.0) * g.terms;  // bounds a 32-bit count
   return is_16_bit(g.a.dtype) && g.a.dtype == g.b.dtype && layout_of_a(g).contiguous &&
          layout_of_b(g).contiguous && g.out.dtype != DType::f64 && is_narrow(g.c) &&
-         g.bias.dtype != DType::f64 && is_narrow(g.aux) && has_rows(g.out) && has_rows(g.aux) &&
-         tiles <= INT32_MAX && g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
+         g.bias.dtype != DType::f64 && g.out.column_stride == 1 && tiles <= INT32_MAX &&
+         g.k <= INT32_MAX && g.terms <= INT32_MAX && steps <= INT32_MAX;
 }
 
 // ---- sm_90a -------------------------------------------------------------------------------------
@@ -62,7 +61,7 @@ inline bool can_run_sm80(const GemmArgs& g) {
 constexpr int64_t kTmaMostSize = INT32_MAX - 1024;
 constexpr int64_t kTmaMostStride = int64_t{1} << 40;  // bytes, exclusive
 
-// Returns whether a tensor map can describe rows of the result, of c or of aux.
+// Returns whether a tensor map can describe rows of the result or of c.
 inline bool tma_can_store(const MatrixRef& x, const GemmArgs& g) {
   const int bytes = size_of(x.dtype);
   const auto is_stride = [&](int64_t stride, int64_t least) {
@@ -89,12 +88,9 @@ inline bool can_run_sm90(const GemmArgs& g) {
       !is_size(g.terms) || g.terms > kTmaMostSize / g.batch)
     return false;
   const int64_t matrices = g.batch * g.terms;
-  const auto is_like_out = [&](const MatrixRef& x) {
-    return !x.data || (x.dtype == g.out.dtype && tma_can_store(x, g));
-  };
   return tma_can_load(g.a, layout_of_a(g), matrices) &&
          tma_can_load(g.b, layout_of_b(g), matrices) && tma_can_store(g.out, g) &&
-         !(g.c.data && g.aux.data) && is_like_out(g.c) && is_like_out(g.aux) &&
+         (!g.c.data || (!g.aux.data && g.c.dtype == g.out.dtype && tma_can_store(g.c, g))) &&
          (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
 }
 
