@@ -217,15 +217,15 @@ def _measure(
 def _right_candidates(
     product: _C.NotedProduct, trial: _C.Trial, candidates: list[Candidate], deadline: float
 ) -> list[Candidate]:
-    """Return the candidates with the first one's results, while there is time."""
+    """Return the candidates with the first one's result, while there is time."""
     default, *others = candidates
-    expected = trial.results(*default)
+    expected = trial.result(*default)
     right = [default]
     for candidate in others:
         if time.perf_counter() > deadline:
             break
         try:
-            is_right = _are_near(product, trial.results(*candidate), expected)
+            is_right = _is_near(product, trial.result(*candidate), expected)
         except Exception as error:  # of any type, as when a Triton kernel does not compile
             # The same text for all products, so that it is shown once.
             problem = str(error).partition("\n")[0]
@@ -234,27 +234,22 @@ def _right_candidates(
         if is_right:
             right.append(candidate)
         else:
-            warn(f"amp_ext.tune: left out: {candidate}: wrong results of {product}")
+            warn(f"amp_ext.tune: left out: {candidate}: a wrong result of {product}")
     return right
 
 
-def _are_near(
-    product: _C.NotedProduct, results: list[torch.Tensor], expected: list[torch.Tensor]
-) -> bool:
-    """Return whether results are equal but for rounding, for operands N(0, 1).
+def _is_near(product: _C.NotedProduct, result: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return whether two results are equal except for rounding, for operands N(0, 1).
 
     Partial sums of `terms` products are of size sqrt(terms) at most, and each is rounded to FP32.
     The sum, c or bias, and an intermediate sum may be rounded to the result's dtype a few times.
     """
-    eps = torch.finfo(expected[0].dtype).eps
+    eps = torch.finfo(expected.dtype).eps
     _, summed, _, _, k = _sizes(product)
     terms = summed * k
     error = terms * 2.0**-22 + 4 * eps * (2 + math.sqrt(terms))
-
-    def is_near(result: torch.Tensor, of: torch.Tensor) -> bool:
-        return torch.allclose(result.float(), of.float(), rtol=4 * eps, atol=product.factor * error)
-
-    return all(map(is_near, results, expected))
+    atol = product.factor * error
+    return torch.allclose(result.float(), expected.float(), rtol=4 * eps, atol=atol)
 
 
 def _interleaved(

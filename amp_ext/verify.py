@@ -211,7 +211,7 @@ def compare(case: Case, device: torch.device) -> None:
             if isinstance(one, Tensor)
         ]
         for name, one, other in tensors:
-            _expect_equal(name, one, other, case.tolerance)
+            _expect_equal(name, one, other)
             one.copy_(other)
         memory = {
             one.untyped_storage().data_ptr(): (name, one, other) for name, one, other in tensors
@@ -221,15 +221,12 @@ def compare(case: Case, device: torch.device) -> None:
                 raise WrongResult(f"the memory around {name} is not as it was")
 
 
-def _expect_equal(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
+def _expect_equal(name: str, actual: Tensor, expected: Tensor) -> None:
     if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
         raise WrongResult(f"{name} is {actual.dtype} of shape {list(actual.shape)}")
     if torch.equal(actual, expected):
         return
     same = (actual == expected) | (actual.isnan() & expected.isnan())
-    if tolerance:
-        size = expected.double().abs().clamp(min=1)
-        same |= (actual.double() - expected.double()).abs() <= tolerance * size
     if not same.all():
         index = (~same).nonzero()[0].tolist()
         ours, theirs = actual[tuple(index)].item(), expected[tuple(index)].item()

@@ -46,7 +46,7 @@ LAST = {"gemm --dtype=fp16": 60, "linear": 40, "scaler": 25, "autocast": 25}
 NAMED = {words.split()[0] for words in (*FIRST, *LAST)}
 BENCHMARKS = {**FIRST, **{op: 20 for op in OPS if op not in NAMED}, **LAST}
 # Small cases for the rehearsal; other ops run their cases with "2 x 10".
-SMALL = {"gemm": "64^3", "train": "regression", "linear": "MLP", "update_scale": ""}
+SMALL = {"gemm": "64^3", "train": "regression", "linear": "1/32", "update_scale": ""}
 SMALL |= {"scaler": "40 parameters, SGD", "autocast": "mm, no grad", "step": "clipped, BF16"}
 # Variables that would change the tested and measured kernels.
 CHOICES = ("AMP_EXT_BACKEND", "AMP_EXT_GEMM", "AMP_EXT_VERIFY", "TRITON_INTERPRET")

@@ -54,5 +54,4 @@ def _dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = No
 
 with suppress(AttributeError):  # a torch with other modes calls policies with gemm
     for _mode in (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode):
-        for _op in ("gemm", "gemm_with_aux"):
-            torch.library.register_torch_dispatch(f"amp_ext::{_op}", _mode, _dispatch)
+        torch.library.register_torch_dispatch("amp_ext::gemm", _mode, _dispatch)

@@ -17,18 +17,11 @@ def _product(a: _Shape, b: _Shape, *_: Any, trans_b: bool = False, **__: Any) ->
     return 2 * prod(a[:-2] or b[:-2]) * prod(a[-2:]) * columns
 
 
-def _layers(x: _Shape, *parameters: _Shape | None, **_: Any) -> int:
-    """Return the operations of layers, by the weights among weights and biases."""
-    weights = (shape for shape in parameters if shape is not None and len(shape) == 2)
-    return 2 * prod(x[:-1]) * sum(map(prod, weights))
-
-
 def _register(counter: ModuleType) -> None:
     """Register the formulas of all ops except linear: a counter sees linear as a gemm."""
     ops, register = torch.ops.amp_ext, counter.register_flop_formula
-    register([ops.gemm, ops.gemm_with_aux])(_product)
+    register(ops.gemm)(_product)
     register(ops.gemm_accumulate_)(lambda c, *product, **options: _product(*product, **options))
-    register(ops.gated_mlp)(_layers)
 
 
 # An import of the counter would import Triton, and take longer than this whole package.

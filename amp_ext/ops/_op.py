@@ -27,9 +27,7 @@ _TYPES = {
     float | None: "float?",
     int: "int",
     bool: "bool",
-    str: "str",
     torch.dtype | None: "ScalarType?",
-    tuple[Tensor, Tensor]: "(Tensor, Tensor)",
     None: "()",
 }
 
@@ -40,14 +38,12 @@ class Case(NamedTuple):
     Attributes:
         what: the name of the case.
         arguments: the arguments of the call, on the CPU.
-        tolerance: the tolerated error, relative to numbers above 1, absolute below.
         plans: arguments of _C.force_gemm_tile, for a call with each.
         op: the name of the op.
     """
 
     what: str
     arguments: dict[str, Any]
-    tolerance: float = 0.0
     plans: Sequence[tuple[Any, ...]] = ()
     op: str = ""
 
@@ -96,8 +92,7 @@ def schema(function: Callable[..., Any], writes: Sequence[str]) -> str:
             alias = chr(ord("a") + writes.index(name))
             type_name = type_name.replace("Tensor", f"Tensor({alias}!)")
         default = parameter.default
-        quoted = f'"{default}"' if isinstance(default, str) else default
-        end = "" if default is parameter.empty else f"={quoted}"
+        end = "" if default is parameter.empty else f"={default}"
         arguments.append(f"{type_name} {name}{end}")
     return f"{function.__name__}({', '.join(arguments)}) -> {_TYPES[signature.return_annotation]}"
 

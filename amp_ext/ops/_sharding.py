@@ -12,7 +12,7 @@ _Labels = list[Any]  # a tensor's dimensions: "m", "k", "n", and negative number
 
 
 def _labels(given: dict[str, Any]) -> tuple[dict[str, _Labels], _Labels]:
-    """Return the labels of the arguments and of each result."""
+    """Return the labels of the arguments and of the result."""
     a, b = (list(range(2 - given[name].dim(), 0)) for name in "ab")
     out = [*([] if given.get("sum_batch") else max(a, b, key=len)), "m", "n"]
     a += ["k", "m"] if given.get("trans_a") else ["m", "k"]
@@ -34,9 +34,6 @@ def _register(tensor: ModuleType) -> None:
             return Shard(labels.index(split))
         return Partial() if partial else Replicate()
 
-    def as_tuple(outs: Any) -> tuple[Tensor, ...]:
-        return outs if isinstance(outs, tuple) else (outs,)
-
     @torch.no_grad()
     def multiply(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = [argument.name for argument in func._schema.arguments]
@@ -52,10 +49,8 @@ def _register(tensor: ModuleType) -> None:
             name: torch.empty(value.shape, dtype=value.dtype, device="meta")
             for name, value in tensors.items()
         }
-        wholes = as_tuple(func(**given | without_data))  # raises for unfit arguments
+        whole = func(**given | without_data)  # raises for unfit arguments
         labels, out_labels = _labels(given)
-        summed = {*labels["a"], *labels["b"]} - {*out_labels}
-        linear = given.get("activation", "none") == "none"
 
         mesh = given["a"].device_mesh
         placements = {name: [] for name in tensors}
@@ -67,7 +62,7 @@ def _register(tensor: ModuleType) -> None:
                 for name in "ab"
                 if isinstance(placement := given[name].placements[dim], Shard)
             ]
-            split = next((label for label in splits if linear or label not in summed), None)
+            split = splits[0] if splits else None
             for name, places in placements.items():
                 places.append(place(labels[name], split, partial=False))
             result.append(place(out_labels, split, partial=split is not None))
@@ -75,7 +70,7 @@ def _register(tensor: ModuleType) -> None:
         coordinate = mesh.get_coordinate()
         if coordinate is None:  # a rank outside of the mesh has no shards
             device = given["a"].to_local().device
-            shards = [torch.empty(0, dtype=whole.dtype, device=device) for whole in wholes]
+            out = torch.empty(0, dtype=whole.dtype, device=device)
         else:
             own = {
                 name: value.detach().redistribute(mesh, placements[name]).to_local()
@@ -85,25 +80,19 @@ def _register(tensor: ModuleType) -> None:
             if any(number > 0 for number, place in placed if place.is_partial()):
                 # Only the first rank of a sum adds these.
                 own |= dict.fromkeys(tensors.keys() & {"bias", "c"})
-            shards = as_tuple(func(**given | own))
-        outs = tuple(
-            DTensor.from_local(
-                out, mesh, result, run_check=False, shape=whole.shape, stride=whole.stride()
-            )
-            for out, whole in zip(shards, wholes, strict=True)
+            out = func(**given | own)
+        return DTensor.from_local(
+            out, mesh, result, run_check=False, shape=whole.shape, stride=whole.stride()
         )
-        return outs if len(outs) > 1 else outs[0]
 
     def refuse(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise NotImplementedError(
-            f"{func._schema.name}: expected plain tensors, got a DTensor: amp_ext.ops.gemm takes "
-            "DTensors, and so do linear and gated_mlp outside of torch.inference_mode()"
+            f"{func._schema.name}: expected plain tensors, got a DTensor: amp_ext.ops.gemm and "
+            "amp_ext.ops.linear take DTensors"
         )
 
-    for op in ("gemm", "gemm_with_aux"):
-        torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, multiply)
-    for op in ("gemm_accumulate_", "gated_mlp"):  # autograd splits gated_mlp into gemms
-        torch.library.register_torch_dispatch(f"amp_ext::{op}", DTensor, refuse)
+    torch.library.register_torch_dispatch("amp_ext::gemm", DTensor, multiply)
+    torch.library.register_torch_dispatch("amp_ext::gemm_accumulate_", DTensor, refuse)
 
 
 when_imported("torch.distributed.tensor", _register)

@@ -11,18 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from amp_ext._library import _C
 from amp_ext.ops._numbers import BF16, FP16, FP32, INF, NAN, counted, integers
 from amp_ext.ops._op import Case, cases, op
 
-__all__ = [  # noqa: RUF022
+__all__ = [
     "gemm",
-    "gemm_with_aux",
     "gemm_accumulate_",
     "linear",
-    "gated_mlp",
 ]
 
 
@@ -38,10 +35,9 @@ def gemm(
     alpha: float = 1.0,
     beta: float = 1.0,
     bias: Tensor | None = None,
-    activation: str = "none",
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return ``act(alpha * A @ B + beta * c + bias)``, accumulated in float32.
+    """Return ``alpha * A @ B + beta * c + bias``, accumulated in float32.
 
     A is ``a``, or ``a`` with its last two dimensions swapped when ``trans_a``; B likewise. Dtypes
     may be mixed: operands are not rounded to a common one, all terms are added up in float32, and
@@ -65,68 +61,26 @@ def gemm(
             NaN.
         beta: factor of ``c``, likewise.
         bias: [n], dtypes as of ``c``.
-        activation: "none", "relu", "gelu", its approximation "gelu_tanh", or "silu", as in
-            :func:`torch.nn.functional.gelu` and ``silu``; "relu" keeps NaN. The activation is
-            applied to the sum before rounding, or after it where torch's library computes the
-            product, as in torch's layers.
         out_dtype: float16, bfloat16, float32 or float64; ``torch.promote_types(a.dtype, b.dtype)``
             when None.
 
     Returns:
         A new tensor of shape [*, m, n], or [m, n] when ``sum_batch``; bitwise the same in every
-        run. A sum of no products is 0: act(beta * c + bias) is returned.
+        run. A sum of no products is 0: beta * c + bias is returned.
 
     Raises:
         RuntimeError: shapes that do not fit, operands on several devices, or an ``alpha`` or
             ``beta`` beyond the range of the sum's dtype.
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
-        ValueError: another activation.
     """
     x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
-    return _activated(x, activation).to(_result_type(a, b, out_dtype))
-
-
-@op()
-def gemm_with_aux(
-    a: Tensor,
-    b: Tensor,
-    *,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    sum_batch: bool = False,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    bias: Tensor | None = None,
-    activation: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return :func:`gemm` and its pre-activation, of one product.
-
-    :func:`gemm` with a gelu or silu uses it if gradients are needed. The op is differentiable
-    twice.
-
-    Args:
-        a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype: as for
-            :func:`gemm`.
-
-    Returns:
-        (out, aux): the result of :func:`gemm`, and alpha * A @ B + beta * c + bias, of the same
-        shape and dtype, each rounded once.
-
-    Raises:
-        RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
-    """
-    x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
-    dtype = _result_type(a, b, out_dtype)
-    return _activated(x, activation).to(dtype), x.to(dtype)
+    return x.to(_result_type(a, b, out_dtype))
 
 
 @cases(gemm)
-@cases(gemm_with_aux)
 def _gemm_cases() -> Iterator[Case]:
     terms = {"c": counted(3, 1).double(), "bias": counted(5), "alpha": 2.0, "beta": -1.0}
-    arguments = {**_example_operands(), **terms, "activation": "relu", "out_dtype": FP32}
+    arguments = {**_example_operands(), **terms, "out_dtype": FP32}
     yield Case("the example", arguments)
 
 
@@ -174,10 +128,8 @@ def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    *,
-    activation: str = "none",
 ) -> Tensor:
-    """Return ``act(x @ weight.T + bias)``, with the weight as ``torch.nn.Linear`` stores it.
+    """Return ``x @ weight.T + bias``, with the weight as ``torch.nn.Linear`` stores it.
 
     Under autocast, torch's or :class:`amp_ext.autocast`, operands are cast as in
     ``torch.nn.functional.linear``. The gradient of a float32 weight stays float32. The gradient of
@@ -188,63 +140,20 @@ def linear(
         x: [*, k], also [k]; float16, bfloat16, float32 or float64, any strides.
         weight: [n, k], likewise.
         bias: [n], of any of these dtypes.
-        activation: as for :func:`gemm`.
 
     Returns:
         A new tensor of shape [*, n] and dtype ``torch.promote_types(x.dtype, weight.dtype)``.
 
     Raises:
-        RuntimeError, NotImplementedError, ValueError: as :func:`gemm`.
+        RuntimeError, NotImplementedError: as :func:`gemm`.
     """
-    return gemm.reference(x, weight, trans_b=True, bias=bias, activation=activation)
+    return gemm.reference(x, weight, trans_b=True, bias=bias)
 
 
 @cases(linear)
 def _linear_cases() -> Iterator[Case]:
-    yield _example_layers(weight=4, bias=0)
-
-
-@op()
-def gated_mlp(
-    x: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor | None,
-    up_weight: Tensor,
-    up_bias: Tensor | None,
-    down_weight: Tensor,
-    down_bias: Tensor | None,
-    *,
-    activation: str = "silu",
-) -> Tensor:
-    """Return ``hidden @ down_weight.T + down_bias``, three layers as one autograd node.
-
-    ``hidden = act(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias)``, SwiGLU with the
-    default. Forward keeps the two factors, the first as its pre-activation (for "relu", activated).
-    Backward computes ``hidden`` again. The op is differentiable twice.
-
-    Dtypes, strides, autocast and errors are as for :func:`linear`.
-
-    Args:
-        x: [*, k], also [k].
-        gate_weight, up_weight: [h, k].
-        gate_bias, up_bias: [h].
-        down_weight: [n, h].
-        down_bias: [n].
-        activation: as for :func:`gemm`.
-
-    Returns:
-        A new tensor of shape [*, n], in the promoted dtype of ``x`` and the weights.
-    """
-    gate = linear.reference(x, gate_weight, gate_bias, activation=activation)
-    hidden = gate * linear.reference(x, up_weight, up_bias)
-    return linear.reference(hidden, down_weight, down_bias)
-
-
-@cases(gated_mlp)
-def _gated_mlp_cases() -> Iterator[Case]:
-    yield _example_layers(
-        gate_weight=4, gate_bias=0, up_weight=4, up_bias=0, down_weight=5, down_bias=0
-    )
+    layer = {"weight": counted(5, 4).half(), "bias": counted(5)}
+    yield Case("the example", {"x": counted(2, 3, 4), **layer})
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------
@@ -280,28 +189,12 @@ def _sum(
     return result
 
 
-def _activated(x: Tensor, activation: str) -> Tensor:
-    if activation == "none":
-        return x
-    if activation == "relu":
-        return x.relu()
-    if activation == "silu":
-        return F.silu(x)
-    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
-
-
 def _result_type(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
     return torch.promote_types(a.dtype, b.dtype) if out_dtype is None else out_dtype
 
 
 def _example_operands() -> dict[str, Any]:
     return {"a": counted(2, 3, 4), "b": counted(5, 4).half(), "trans_b": True}
-
-
-def _example_layers(**columns: int) -> Case:
-    """Return an example with weights of so many columns, and biases for 0."""
-    layers = {name: counted(5, n).half() if n else counted(5) for name, n in columns.items()}
-    return Case("the example", {"x": counted(2, 3, 4), **layers, "activation": "relu"})
 
 
 # ---- verification ------------------------------------------------------------------------------
@@ -348,13 +241,8 @@ def _products(dtype: torch.dtype) -> Iterator[Case]:
     operands = _operands(70, 72, 136, dtype, False, True)
     addend, bias = integers(70, 72, limit=9), integers(72, limit=9)
     for out in (FP32, FP16, BF16):
-        relu = {**operands, "activation": "relu", "out_dtype": out}
-        more = {"c": addend.to(out), "alpha": 0.5, "beta": 2.0, "bias": bias.to(out)}
-        yield Case(f"epilogue into {out}", {**relu, **more}, op="gemm_with_aux")
-    for activation in ("gelu", "gelu_tanh", "silu"):
-        small = {**operands, "a": operands["a"] / 32, "activation": activation, "out_dtype": FP32}
-        arguments = {**small, "bias": bias.float()}
-        yield Case(activation, arguments, tolerance=1e-5, op="gemm_with_aux")
+        terms = {"c": addend.to(out), "alpha": 0.5, "beta": 2.0, "bias": bias.to(out)}
+        yield Case(f"epilogue into {out}", {**operands, **terms, "out_dtype": out}, op="gemm")
 
     c = torch.full((70, 80), 3.0, dtype=FP32, device="cpu")[:, :72]
     yield Case("added in memory", {**operands, "c": c}, op="gemm_accumulate_")
@@ -364,7 +252,7 @@ def _products(dtype: torch.dtype) -> Iterator[Case]:
     yield Case("the sum of a batch", {**batch, "sum_batch": True}, op="gemm")
     spoiled = a.clone()
     spoiled[1, 32, 39], spoiled[2, 0, 0] = NAN, INF
-    yield Case("infinities and NaNs", {**batch, "a": spoiled, "activation": "relu"}, op="gemm")
+    yield Case("infinities and NaNs", {**batch, "a": spoiled}, op="gemm")
 
 
 def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
@@ -375,8 +263,8 @@ def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
         operands = _operands(264, 264, 136, dtype, trans_a, trans_b)
         what = f"each tile, layout {'NT'[trans_a]}{'NT'[trans_b]}"
         yield Case(what, {**operands, "out_dtype": FP32}, plans=plans, op="gemm")
-        more = {"bias": integers(264, limit=9).float(), "activation": "relu"}
-        yield Case(f"{what}, epilogue", {**operands, **more}, plans=plans, op="gemm_with_aux")
+        terms = {"c": integers(264, 264, limit=9).to(dtype), "bias": integers(264, limit=9).float()}
+        yield Case(f"{what}, epilogue", {**operands, **terms}, plans=plans, op="gemm")
     if sm90:
         # Steps go round each ring of buffers; blocks have several tiles each, of the smallest size.
         plans = [(i, 1, True) for i in range(count)]

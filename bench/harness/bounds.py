@@ -8,7 +8,6 @@ from torch import Tensor
 from harness.registry import check
 
 UNIT = 2.0**-24  # half a unit in the last place of float32
-TANH_UNITS = 64  # of float32: the error of an implementation of erf, exp or tanh
 BLOCK = 128
 ELEMENT = 8  # an element's bound relative to a block's
 
@@ -28,11 +27,10 @@ def compare(result: Tensor, exact: Tensor, terms: int, dtype: torch.dtype, name:
     A block may be off by eps of the exact block's norm. One rounding to `dtype` is at most eps / 2
     of a value, and eps / sqrt(12) of the norm of random values. Products with random matrices keep
     that proportion. Errors of several roundings add up in quadrature: twelve of them give eps.
-    Layers have six in a row at most, sums of 16-bit parts have four more. A float32 sum of `terms`
-    products makes as many roundings of at most UNIT times a partial sum. Partial sums of random
-    terms have at most the norm of the whole. An activation adds TANH_UNITS. An element may be off
-    by ELEMENT times as much of itself and of the root mean square: more than six standard
-    deviations of such errors.
+    A result has one, sums of 16-bit parts have four more. A float32 sum of `terms` products makes
+    as many roundings of at most UNIT times a partial sum. Partial sums of random terms have at most
+    the norm of the whole. An element may be off by ELEMENT times as much of itself and of the root
+    mean square: more than six standard deviations of such errors.
 
     Args:
         result: a matrix or a vector.
@@ -42,7 +40,7 @@ def compare(result: Tensor, exact: Tensor, terms: int, dtype: torch.dtype, name:
         name: of the result.
     """
     check(result.shape == exact.shape, f"{name} is of shape {tuple(result.shape)}")
-    allowed = torch.finfo(dtype).eps + UNIT * (TANH_UNITS + terms)
+    allowed = torch.finfo(dtype).eps + UNIT * terms
     error = result.detach().double() - exact
     size = exact.abs() + exact.square().mean().sqrt()
     for part, found, limit in (

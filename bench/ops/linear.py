@@ -1,4 +1,4 @@
-"""Time fused layers: linear + bias + GELU, and an MLP: that layer and a second one."""
+"""Time linear layers with a bias, forward and backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-import amp_ext.nn
 from amp_ext import ops
 from harness import providers
 from harness.bounds import compare
@@ -31,39 +30,18 @@ from harness.registry import (
 from ops import gemm
 from workloads.gemm_shapes import TOKENS, VIT_TOKENS, VIT_WIDTH
 
-LINEAR, MLP = "linear+GELU", "MLP"
 
+class Layer(NamedTuple):
+    """Size a layer and its input [tokens, width]."""
 
-class Block(NamedTuple):
-    """Size a layer of a kind, LINEAR or MLP, and its input [tokens, width]."""
-
-    kind: str
     tokens: int
     width: int
-    hidden: int
+    outputs: int
 
     @property
     def flops(self) -> int:
-        """Count the products of a forward pass; a backward pass has twice as many."""
-        return (2 if self.kind == LINEAR else 4) * self.tokens * self.width * self.hidden
-
-    def layers(self, dtype: torch.dtype, device: torch.device) -> nn.Sequential:
-        """Make the layers that torch computes one after the other."""
-        torch.manual_seed(0)
-        made = [nn.Linear(self.width, self.hidden), nn.GELU()]
-        made += [nn.Linear(self.hidden, self.width)] if self.kind == MLP else []
-        return nn.Sequential(*made).to(device, dtype)
-
-
-def fused(layers: nn.Sequential) -> Callable[[Tensor], Tensor]:
-    """Return amp_ext's layers with the parameters of `layers`."""
-    first = layers[0]
-    if len(layers) == 2:
-        return lambda x: ops.linear(x, first.weight, first.bias, activation="gelu")
-    options = {"device": first.weight.device, "dtype": first.weight.dtype, "activation": "gelu"}
-    mlp = amp_ext.nn.MLP(first.in_features, first.out_features, **options)
-    mlp.fc1, mlp.fc2 = first, layers[2]
-    return mlp
+        """Count the product of a forward pass; a backward pass has twice as many."""
+        return 2 * self.tokens * self.width * self.outputs
 
 
 def run_pass(
@@ -80,22 +58,25 @@ def run_pass(
     return [out, *torch.autograd.grad(out, [x, *parameters], grad)]
 
 
-def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Trial:
+def build(layer: Layer, dtype: torch.dtype, backward: bool, setup: Setup) -> Trial:
     """Make a trial where all providers have the same input and parameters."""
-    layers = block.layers(dtype, setup.device)
+    torch.manual_seed(0)
+    theirs = nn.Linear(layer.width, layer.outputs).to(setup.device, dtype)
     generator = torch.Generator(setup.device).manual_seed(0)
-    outputs = block.width if block.kind == MLP else block.hidden
     x, grad = (
-        torch.randn(block.tokens, n, device=setup.device, generator=generator).to(dtype)
-        for n in (block.width, outputs)
+        torch.randn(layer.tokens, n, device=setup.device, generator=generator).to(dtype)
+        for n in (layer.width, layer.outputs)
     )
     x.requires_grad_(backward)
-    parameters = list(layers.parameters())
+    parameters = list(theirs.parameters())
 
     def run(module: Callable[[Tensor], Tensor]) -> list[Tensor]:
         return run_pass(module, parameters, x, grad if backward else None)
 
-    lines = providers.lines(fused(layers), layers, setup.device, products=True)
+    def ours(x: Tensor) -> Tensor:
+        return ops.linear(x, theirs.weight, theirs.bias)
+
+    lines = providers.lines(ours, theirs, setup.device, products=True)
 
     def timed(provider: Provider) -> Provider:
         return replace(provider, launch=partial(run, provider.launch))
@@ -103,27 +84,27 @@ def build(block: Block, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
     @cache
     def expected() -> list[Tensor]:
         """Compute the result and the gradients in FP64."""
-        exact = copy.deepcopy(layers).double()
+        exact = copy.deepcopy(theirs).double()
         inputs = x.detach().double().requires_grad_(backward)
         return run_pass(
             exact, list(exact.parameters()), inputs, grad.double() if backward else None
         )
 
-    names = ["result", "gradient of the input", *(name for name, _ in layers.named_parameters())]
+    names = ["result", "gradient of the input", *(name for name, _ in theirs.named_parameters())]
 
     def verify(provider: Provider) -> None:
         name, results = provider.name, run(provider.launch)
         parts = names[: len(expected())]
         for part, exact, result in zip(parts, expected(), results, strict=True):
             check(result.dtype == dtype, f"{name}'s {part} is {result.dtype}")
-            compare(result, exact.detach(), sum(block[1:]), dtype, f"{name}'s {part}")
+            compare(result, exact.detach(), sum(layer), dtype, f"{name}'s {part}")
 
-    work = Work(flops=block.flops * (3 if backward else 1))
+    work = Work(flops=layer.flops * (3 if backward else 1))
     return Trial(lines, verify, work, timed)
 
 
-def blocks(setup: Setup) -> list[tuple[str, Block]]:
-    """Return the MLPs of language models and of ViT-B, a fraction of one on a CPU."""
+def layers(setup: Setup) -> list[tuple[str, Layer]]:
+    """Return the first layers of MLPs of language models and ViT-B, a part of one on a CPU."""
     sizes = [
         ("8B", TOKENS, 4096, 14336),
         ("1B", TOKENS, 2048, 8192),
@@ -132,29 +113,26 @@ def blocks(setup: Setup) -> list[tuple[str, Block]]:
     if setup.small:
         part, tokens = (32, 32) if setup.quick else (8, 256)
         sizes = [(f"1B at 1/{part}", tokens, 2048 // part, 8192 // part)]
-    return [
-        (f"{kind} {name}", Block(kind, *size)) for name, *size in sizes for kind in (LINEAR, MLP)
-    ]
+    return [(name, Layer(*size)) for name, *size in sizes]
 
 
 def cases(setup: Setup) -> list[Case]:
     return [
         Case(
             f"{NAMES[dtype]} {name}{', fwd+bwd' if backward else ', forward'}",
-            partial(build, block, dtype, backward, setup),
+            partial(build, layer, dtype, backward, setup),
             dtype=dtype,
         )
         for dtype in setup.dtypes(FP16, BF16, also=(FP32,))
-        for name, block in blocks(setup)
+        for name, layer in layers(setup)
         for backward in (False, True)
     ]
 
 
 OP = Op(
     name="linear",
-    notes="amp_ext's fused layers and torch's linear, GELU, linear one after the other, with "
-    "parameters of the dtype named. fwd+bwd: a forward pass and the gradients of the input and of "
-    "all parameters. GFLOP/s counts the products.",
+    notes="amp_ext.ops.linear and torch's linear with parameters of the dtype named. fwd+bwd: a "
+    "forward pass and the gradients of input, weight and bias. GFLOP/s counts the products.",
     rate="GFLOP/s",
     host=False,
     limit=gemm.limit,

@@ -20,7 +20,7 @@ FEWER = {
     **dict.fromkeys(("unscale", "check_finite", "grad_norm"), "16 x"),
     "step": "4000 x 4, clipped",
     "gemm": "fp16 64",
-    "linear": "fp16 MLP",
+    "linear": "fp16",
     "scaler": "40 parameters",
     "autocast": "mm",
     "cast": "16",

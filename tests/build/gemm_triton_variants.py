@@ -23,15 +23,10 @@ LARGE, MIDDLE, SMALL, SPLIT, FEW = (
 
 # Name -> options of `_variant`. Odd sizes have a tile of their own.
 EPILOGUES: dict[str, dict[str, Any]] = {
-    "bias gelu": {"sizes": LARGE, "bias": BRAIN, "activation": "gelu", "dtype": BRAIN},
+    "bias": {"sizes": LARGE, "bias": BRAIN, "dtype": BRAIN},
     "accumulated": {"sizes": LARGE, "c": FLOAT, "out": FLOAT, "trans": (True, False)},
-    "aux": {
-        "sizes": MIDDLE,
-        "aux": HALF,
-        "activation": "gelu_tanh",
-        "trans": (False, False),
-    },
-    "splits": {"sizes": SPLIT, "bias": HALF, "activation": "silu"},
+    "c": {"sizes": MIDDLE, "c": HALF, "trans": (False, False)},
+    "splits": {"sizes": SPLIT, "bias": HALF},
     "odd sizes": {"sizes": (1, 1, 511, 513, 515)},
     "terms": {"sizes": (1, 3, 1024, 2048, 256), "trans": (True, False), "out": FLOAT},
 }
@@ -39,13 +34,7 @@ EPILOGUES: dict[str, dict[str, Any]] = {
 # Results with unaligned rows, for sm_90: it has the fewest registers for them.
 ODD_ROWS: dict[str, dict[str, Any]] = {
     "odd rows, accumulated": {"sizes": (1, 1, 1024, 2049, 256), "c": FLOAT, "out": FLOAT},
-    "odd rows, bias gelu": {
-        "sizes": (1, 1, 1024, 2049, 256),
-        "bias": BRAIN,
-        "aux": BRAIN,
-        "activation": "gelu",
-        "dtype": BRAIN,
-    },
+    "odd rows, bias": {"sizes": (1, 1, 1024, 2049, 256), "bias": BRAIN, "dtype": BRAIN},
 }
 
 
@@ -58,9 +47,7 @@ def _variant(
     trans: tuple[bool, bool] = (False, True),
     out: int | None = None,
     c: int | None = None,
-    aux: int | None = None,
     bias: int | None = None,
-    activation: str = "none",
 ) -> Variant:
     """Return the kernel of a product. Its matrices are contiguous where their rows are aligned."""
     from amp_ext.triton_kernels.gemm.gemm import product
@@ -77,10 +64,9 @@ def _variant(
         matrix(dtype, m, k, trans[0]),
         matrix(dtype, k, n, trans[1]),
         matrix(c, m, n),
-        matrix(aux, m, n),
     )
     device = Device(arch if has_tma else 80, MULTIPROCESSORS[arch])
-    launch = product(device, 0, 0, sizes, activation, bias, *matrices)
+    launch = product(device, 0, 0, sizes, bias, *matrices)
     form = launch.form
     maps = dict(zip(("a_map", "b_map"), launch.maps, strict=True))
     signature, constexprs = {}, {}

@@ -10,11 +10,6 @@ import pytest
 LEFT_OUT = (
     ("test_launch_economy.py", r"elements_are_written\[cuda\]", "gigabytes"),
     (
-        "test_gemm_activations.py",
-        r"is_torchs_activation\[gelu-cuda\]",
-        "the error of torch's own kernel, here the CPU's",
-    ),
-    (
         "test_updates.py",
         r"in_another_order\[negated-\w+-cuda\]",
         "torch's kernel that copies a negated view",

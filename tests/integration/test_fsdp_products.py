@@ -37,13 +37,13 @@ def permutation() -> Tensor:
 
 
 class Block(nn.Module):
-    """A block of three layers: one of this package, one of torch, and an MLP."""
+    """A block of layers of this package and of torch, in turn."""
 
     def __init__(self) -> None:
         super().__init__()
         self.own = amp_ext.nn.Linear(8, 8)
         self.torchs = nn.Linear(8, 8)
-        self.mlp = amp_ext.nn.MLP(8, 8, activation="relu")
+        self.mlp = nn.Sequential(amp_ext.nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
         for param in self.parameters():
             param.data.copy_(signs() if param.dim() == 1 else permutation() + permutation())
 

@@ -24,18 +24,13 @@ BF16 = torch.bfloat16
 aten = torch.ops.aten
 
 
-class TorchsMLP(nn.Sequential):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-
-
 class Block(nn.Module):
     """A block of attention with products of each kind, and an MLP."""
 
-    def __init__(self, linear: Any, mlp: Any) -> None:
+    def __init__(self, linear: Any) -> None:
         super().__init__()
         self.query, self.key = linear(8, 8), linear(8, 8, bias=False)
-        self.mlp = mlp(8, 16)
+        self.mlp = nn.Sequential(linear(8, 16), nn.GELU(), linear(16, 8))
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.query(x) @ self.key(x).mT
@@ -98,19 +93,19 @@ def trained(
     return products, [param.grad.clone() for param in blocks.parameters()]
 
 
-def blocks(linear: Any, mlp: Any) -> nn.Module:
-    return nn.ModuleList([Block(linear, mlp) for _ in range(3)])
+def blocks(linear: Any) -> nn.Module:
+    return nn.ModuleList([Block(linear) for _ in range(3)])
 
 
 @pytest.mark.parametrize("policy", [None, *POLICIES])
 @pytest.mark.parametrize("as_layers", [False, True], ids=["region", "layers"])
 def test_as_many_products_as_torch(policy: str | None, as_layers: bool) -> None:
-    """A region and layers recompute as torch does, also arguments of activations."""
+    """A region and layers recompute as torch does, also inputs of activations."""
     make = policy and POLICIES[policy]
-    theirs = ours = blocks(nn.Linear, TorchsMLP)
+    theirs = ours = blocks(nn.Linear)
     regions = [functools.partial(kind.autocast, "cpu", dtype=BF16) for kind in (torch, amp_ext)]
     if as_layers:
-        ours, regions = blocks(amp_ext.nn.Linear, amp_ext.nn.MLP), [nullcontext, nullcontext]
+        ours, regions = blocks(amp_ext.nn.Linear), [nullcontext, nullcontext]
     count, gradients = trained(ours, regions[1], make)
     assert count == trained(theirs, regions[0], make)[0]
     for gradient, plain in zip(gradients, trained(ours, regions[1], None)[1], strict=True):
@@ -118,7 +113,7 @@ def test_as_many_products_as_torch(policy: str | None, as_layers: bool) -> None:
 
 
 def test_ops_of_ours_can_be_named() -> None:
-    net, region = blocks(nn.Linear, TorchsMLP), functools.partial(amp_ext.autocast, "cpu", BF16)
+    net, region = blocks(nn.Linear), functools.partial(amp_ext.autocast, "cpu", BF16)
     unchecked, _ = trained(net, region, None)
     assert trained(net, region, lambda: [torch.ops.amp_ext.gemm.default])[0] == unchecked
 

@@ -53,8 +53,8 @@ def assert_same(mesh: Any, call: Callable[..., Any], tensors: list[Tensor], *fix
         if placed[0].is_partial():
             local = tensors[0] if mesh.get_local_rank() == 0 else torch.zeros_like(tensors[0])
             given[0] = type(given[0]).from_local(local, mesh, [Partial()], run_check=False)
-        outs, grads = differentiated(call, given)
-        for ours, theirs in zip([*outs, *grads], [*expected, *gradients], strict=True):
+        out, grads = differentiated(call, given)
+        for ours, theirs in zip([out, *grads], [expected, *gradients], strict=True):
             assert torch.equal(ours, theirs), chosen
 
 
@@ -66,26 +66,17 @@ def shard(dim: int) -> Any:
 
 def differentiated(call: Callable[..., Any], tensors: list[Tensor]) -> tuple[Any, Any]:
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-    outs = call(*leaves)
-    outs = outs if isinstance(outs, tuple) else (outs,)
-    sum((out * out.detach()).sum() for out in outs).backward()
-    return [whole(out.detach()) for out in outs], [whole(leaf.grad) for leaf in leaves]
+    out = call(*leaves)
+    (out * out.detach()).sum().backward()
+    return whole(out.detach()), [whole(leaf.grad) for leaf in leaves]
 
 
 def with_c(a: Tensor, b: Tensor, c: Tensor, bias: Tensor) -> Tensor:
     return ops.gemm(a, b, trans_b=True, c=c, beta=2.0, bias=bias)
 
 
-def activated(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
-    return ops.gemm(a, b, trans_a=True, bias=bias, activation="relu")
-
-
-def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    return ops.gated_mlp(x, gate, None, up, None, down, None, activation="relu")
-
-
-def both(a: Tensor, b: Tensor, bias: Tensor, activation: str = "relu") -> tuple[Tensor, Tensor]:
-    return ops.gemm_with_aux(a, b, bias=bias, activation=activation)
+def with_bias(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    return ops.gemm(a, b, trans_a=True, bias=bias)
 
 
 summed = partial(ops.gemm, trans_a=True, sum_batch=True)
@@ -102,13 +93,9 @@ def gemm(mesh: Any) -> None:
     assert_same(mesh, ops.gemm, [integers(2, 4, 4), integers(2, 4, 4)])
     addends = [integers(1, 4), integers(4)]
     assert_same(mesh, with_c, [integers(3, 4), integers(4, 4), *addends], replicate, shard(0))
-    assert_same(mesh, activated, [integers(4, 4), integers(4, 4), integers(4)], replicate)
+    assert_same(mesh, with_bias, [integers(4, 4), integers(4, 4), integers(4)], replicate)
     assert_same(mesh, summed, [integers(2, 4, 3), integers(2, 4, 5)])
-    layer = [integers(2, 3, 4), integers(4, 4), integers(4)]
-    assert_same(mesh, both, layer, replicate)
-    assert_same(mesh, partial(both, activation="none"), layer, replicate)
-    layers = [integers(3, 4), integers(6, 4), integers(6, 4), integers(4, 6)]
-    assert_same(mesh, gated, layers, shard(0), shard(1))
+    assert_same(mesh, ops.linear, [integers(2, 3, 4), integers(6, 4), integers(6)], shard(0))
 
 
 def in_region(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -170,11 +157,6 @@ def arguments(mesh: Any) -> None:
         ops.gemm(a, distribute_tensor(integers(8, 2), mesh, [Replicate()]))
     with pytest.raises(NotImplementedError, match="gemm_accumulate_: expected plain tensors"):
         ops.gemm_accumulate_(torch.zeros(2, 2), a, a, trans_b=True)
-    with (
-        torch.inference_mode(),
-        pytest.raises(NotImplementedError, match="gated_mlp: expected plain"),
-    ):
-        ops.gated_mlp(a, a, None, a, None, a, None)
 
 
 # ---- layers --------------------------------------------------------------------------------------
@@ -184,7 +166,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = amp_ext.nn.Linear(8, 6), nn.Linear(6, 8)
-        self.mlp = amp_ext.nn.MLP(8, 6, 4, activation="relu")
+        self.mlp = nn.Sequential(amp_ext.nn.Linear(8, 6), nn.ReLU(), amp_ext.nn.Linear(6, 4))
         for param in self.parameters():
             param.data.copy_(integers(*param.shape))
 
@@ -203,8 +185,8 @@ def parallelized(net: nn.Module, mesh: Any) -> nn.Module:
     plan = {
         "first": ColwiseParallel(),
         "second": RowwiseParallel(output_layouts=shard(1)),
-        "mlp.fc1": ColwiseParallel(input_layouts=shard(1)),
-        "mlp.fc2": RowwiseParallel(),
+        "mlp.0": ColwiseParallel(input_layouts=shard(1)),
+        "mlp.2": RowwiseParallel(),
     }
     return parallelize_module(copy.deepcopy(net), mesh, plan)
 

@@ -20,7 +20,7 @@ from reference import arguments
 # ---- freed and shrunk --------------------------------------------------------------------------
 
 
-LAYERS = ("linear", "gated_mlp")
+LAYERS = ("linear",)
 
 
 @of_ops(LIST_OPS + GEMM_OPS)

@@ -438,9 +438,6 @@ def of_products(
                 text = f"{name}, many with {plan} to {out}"
                 more = {"out_dtype": out, "prepare": forced(**plan)}
                 yield case(text, "gemm", *operands(F16, k), **more)
-        aux = {"activation": "relu", "out_dtype": F16, "prepare": forced(), "loose": 1e-3}
-        a, b = (x / 4 for x in operands(F16, 72))
-        yield case(f"{name}, many", "gemm_with_aux", a, b, bias=bias, **aux)
         m, n = size
     n = size[1] - 5  # rows of the result are not aligned, and end within a vector
     for out, shifted in itertools.product((F32, F16, BF16), (0, 1)):
@@ -452,15 +449,9 @@ def of_products(
         if not sm90:
             yield case(f"{name} of {n - shifted} columns to {out}", "gemm", a, b, **more)
     n = size[1]
-    a, b = (x / 4 for x in operands(F16, 72))
-    bias = integers(n, dtype=F32) / 4
-    for activation, out in (("relu", F16), ("gelu", F32), ("gelu_tanh", F16), ("silu", F32)):
-        loose = {"loose": 1e-5 if out == F32 else 1e-3, "out_dtype": out, "prepare": forced()}
-        with_bias = {"bias": bias, "activation": activation, **loose}
-        yield case(f"{name} {activation}", "gemm_with_aux", a, b, **with_bias)
-    a, b = operands(F16, 72)  # pre-activations that are rounded
-    more = {"bias": integers(n, dtype=F16), "activation": "relu", "out_dtype": F16}
-    yield case(f"{name} rounded", "gemm_with_aux", a * 64, b, **more, prepare=forced())
+    a, b = operands(F16, 72)  # sums that are rounded
+    more = {"bias": integers(n, dtype=F16), "out_dtype": F16}
+    yield case(f"{name} rounded", "gemm", a * 64, b, **more, prepare=forced())
     if sm90:
         a, b = integers(4 * m, 24, dtype=F16), by(False, integers(24, 4 * n, dtype=F16))
         more = {"bias": integers(4 * n, dtype=F16), "out_dtype": F16, "prepare": forced()}

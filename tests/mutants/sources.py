@@ -37,7 +37,7 @@ COPY = ROOT / "build/mutants"
 SOURCES = ["amp_ext/scaler", "amp_ext/autocast", "amp_ext/optim", "amp_ext/nn.py"]
 SOURCES += ["csrc/bindings", "csrc/cpu"]
 # Conditions on vectors, and files that CPUs do not run.
-NOT_BROKEN = {"activation.h", "cuda.cpp", "triton.cpp", "triton.h"}
+NOT_BROKEN = {"cuda.cpp", "triton.cpp", "triton.h"}
 # Folders of tests, where their names differ.
 TESTS_OF = {"nn.py": "layers", "checks": "lists", "isa": "lists", "params": "scaler"}
 LEFT_OUT = ["bench", "build", "cudasim", "docs", "probe", "trainers"]  # tests of other code

@@ -77,7 +77,7 @@ inline void allow(const SgdArgs& args) { allow(args.list), allow(args.scalars); 
 inline void allow(const GemmArgs& g) {
   const int64_t matrices = g.batch * g.terms;
   allow(g.a, matrices, g.m, g.k), allow(g.b, matrices, g.k, g.n);
-  for (const MatrixRef* x : {&g.c, &g.aux, &g.out}) allow(*x, g.batch, g.m, g.n);
+  for (const MatrixRef* x : {&g.c, &g.out}) allow(*x, g.batch, g.m, g.n);
   if (g.n > 0) allow(g.bias.data, g.bias.dtype, (g.n - 1) * g.bias.stride + 1);
 }
 

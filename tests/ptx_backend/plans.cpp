@@ -98,9 +98,9 @@ void check_sm90(const GemmArgs& g, const GemmPlan& plan, const GemmDevice& devic
   const int boxes = 2 * plan.boxes * 64 * plan.box_columns * (is_fp32 ? 4 : 2);
   CHECK(plan.shared_bytes == 3072 + boxes + plan.stages * stage && plan.shared_bytes <= most);
   CHECK(plan.stages >= 3 && (plan.stages == 8 || plan.shared_bytes + stage > most));
-  const bool has_side = (g.c.data && !plan.reduce) || g.aux.data;
+  const bool adds_c = g.c.data && !plan.reduce;
   CHECK(plan.boxes == 4 || (plan.boxes == 2 && plan.plain));
-  CHECK(!has_side || !plan.plain);
+  CHECK(!adds_c || !plan.plain);
   CHECK(plan.box_columns == (plan.plain && !is_fp32 ? 64 : 32));
   CHECK(plan.blocks == std::min<uint32_t>(plan.units, device.multiprocessors));
 }
@@ -146,10 +146,7 @@ class Problems {
     constexpr DType kOut[] = {DType::f32, DType::f16, DType::bf16};
     g.a = matrix(g.m, g.k, one_in(2)), g.b = matrix(g.k, g.n, one_in(2));
     g.out = matrix(g.m, g.n, true, kOut[below(3)]);
-    if (one_in(3))
-      g.c = g.out, g.beta = 1;
-    else if (one_in(2))
-      g.aux = g.out;
+    if (one_in(2)) g.c = g.out, g.beta = 1 + below(2);
     if (!sm90 && one_in(5)) g.a.data = static_cast<char*>(g.a.data) + 2;
     return g;
   }

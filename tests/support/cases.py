@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NON_FINITE = (float("inf"), float("-inf"), float("nan"))
@@ -20,16 +19,6 @@ PAIRS = [*itertools.product(FLOATS[:3], repeat=2), (torch.float64, torch.float64
 KINDS = [PAIRS[0], PAIRS[5], PAIRS[6], PAIRS[8], PAIRS[9]]
 """Some of them: equal and mixed, each dtype on either side."""
 TRANSPOSES = list(itertools.product((False, True), repeat=2))
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-}
-CURVED = tuple(ACTIVATIONS)[2:]
-"""Those whose derivative takes their argument; else their result is enough."""
 
 INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

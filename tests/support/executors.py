@@ -197,14 +197,9 @@ INTERPRETED_PRODUCTS = {
     "test_sums_beyond_fp16_are_rounded_once_at_the_end": ("",),
     "test_factor_beyond_fp32": ("*",),
     "test_bitwise_repeatable": ("torch.float16-*",),
-    # the epilogue: c, bias, activations, derivatives, accumulation
+    # the epilogue: c, bias, accumulation
     "test_epilogue": ("-large", "n-large", "m1-large", "3mn-small"),
     "test_c_is_not_read_when_beta_is_0": ("*",),
-    "test_values_and_aux": ("*-torch.float16-torch.float16-large",),
-    "test_is_torchs_activation": ("*",),
-    "test_second_derivatives_far_out": ("gelu-*",),
-    "test_activations_of_special_values": ("*-torch.float16",),
-    "test_relu_stops_what_is_not_finite": ("",),
     "test_error": ("torch.float16-torch.float16-7",),
     "test_exact_sums": ("nn-large", "tn-large"),
     # from a layer to its gradients

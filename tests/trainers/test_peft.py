@@ -18,10 +18,8 @@ peft = pytest.importorskip("peft", reason="needs it, as in make test-trainers")
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else [])]
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "amp_ext.nn.Linear": lambda: nn.Sequential(amp_ext.nn.Linear(24, 16)),
-    "amp_ext.nn.MLP": lambda: nn.Sequential(amp_ext.nn.MLP(24, 40, 16, activation="gelu")),
     "torch.nn.Linear": lambda: nn.Sequential(nn.Linear(24, 16)),
 }
-TARGETS = {model: ["fc1", "fc2"] if "MLP" in model else ["0"] for model in MODELS}
 every_device = pytest.mark.parametrize("device", DEVICES)
 
 
@@ -34,12 +32,12 @@ def float16_inputs(device: str) -> Tensor:
 @pytest.mark.parametrize("model", MODELS)
 def test_every_adapter_trains_and_nothing_else(device: str, model: str) -> None:
     """Adapters of every linear layer train; their initial weights are not 0."""
-    config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=TARGETS[model])
+    config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["0"])
     network = peft.get_peft_model(MODELS[model](), config).to(device)
     named = dict(network.named_parameters())
     before = {name: parameter.detach().clone() for name, parameter in named.items()}
     trained = [name for name in named if "lora_" in name]
-    assert len(trained) == (4 if "MLP" in model else 2)
+    assert len(trained) == 2
     scaler = amp_ext.GradScaler(device, init_scale=2.0**8)
     optimizer = amp_ext.optim.AdamW([named[name] for name in trained], lr=1e-3)
     with amp_ext.autocast(device, torch.float16):

@@ -145,36 +145,33 @@ def product(
     index: int,
     variant: int,
     sizes: tuple[int, int, int, int, int],
-    activation: str,
     bias: int | None,
     *matrices: tuple[Any, ...] | None,
 ) -> Product:
-    """Return the launch of x = alpha * a @ b + beta * c + bias, with out = act(x) and aux = x.
+    """Return the launch of out = alpha * a @ b + beta * c + bias.
 
     Args:
         variant: the number of the plan; 0 is the preferred one.
         sizes: batch, terms, m, n, k. Each result sums `terms` products; batch or terms is 1.
-        activation: its name.
         bias: the number of its dtype, or None.
-        matrices: out, a, b, c, aux: the number of the dtype, three strides, and whether the address
-            is a multiple of 16; c and aux may be None. The column stride of out and aux is 1.
+        matrices: out, a, b, c: the number of the dtype, three strides, and whether the address is a
+            multiple of 16; c may be None. The column stride of out is 1.
     """
     batch, terms, m, n, k = sizes
     result, left, right = (batch, m, n), (batch * terms, m, k), (batch * terms, k, n)
-    shapes = (result, left, right, result, result)
-    out, a, b, c, aux = (x and _matrix(x, *at) for x, at in zip(matrices, shapes, strict=True))
+    shapes = (result, left, right, result)
+    out, a, b, c = (x and _matrix(x, *at) for x, at in zip(matrices, shapes, strict=True))
     vectors = [8 if device.has_tma and x.tensor_map(1, 1) else abs(x.layout) for x in (a, b)]
     found = plans(device, min(vectors), *sizes)
     tile, splits, units = found[variant if variant < len(found) else 0]
     maps = (None, None)
     if device.has_tma:
         maps = (a.tensor_map(tile.m, tile.k), b.tensor_map(tile.k, tile.n))
-    parts = tile.parts(min(abs(x.layout) for x in (out, c, aux) if x))
-    values = (tile.m, tile.n, tile.k, parts, splits > 1, activation)
-    kinds = (x and Kind(constant(x.dtype), constant(x.layout)) for x in (out, a, b, c, aux))
+    parts = tile.parts(min(abs(x.layout) for x in (out, c) if x))
+    values = (tile.m, tile.n, tile.k, parts, splits > 1)
+    kinds = (x and Kind(constant(x.dtype), constant(x.layout)) for x in (out, a, b, c))
     form = Form(*map(constant, (*values, None if bias is None else DTYPES[bias], *kinds)))
-    strides = [x[4:7] if x else (0, 0, 0) for x in (a, b, c)]
-    strides += [x[4:6] if x else (0, 0) for x in (out, aux)]
+    strides = [*(x[4:7] if x else (0, 0, 0) for x in (a, b, c)), out[4:6]]
     numbers = (*sizes, splits, *itertools.chain(*strides))
     programs = min(units, device.multiprocessors * tile.programs)
     return Product(index, programs, tile, maps, numbers, form)

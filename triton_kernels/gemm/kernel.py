@@ -11,7 +11,6 @@ from typing import Any
 
 import triton.language as tl
 
-from amp_ext.triton_kernels.gemm.activation import activate
 from amp_ext.triton_kernels.launch import is_last, kernel
 from amp_ext.triton_kernels.numerics import INTERPRETED, device_function, pointer, round_to, widen
 
@@ -40,13 +39,11 @@ class Form:
     tile_k: int
     parts: int
     is_split: bool
-    activation: str
     bias_dtype: Any
     out: Kind
     a: Kind
     b: Kind
     c: Kind | None
-    aux: Kind | None
 
 
 @device_function
@@ -142,11 +139,11 @@ def _store_share(x, part, arguments, F):
 
 @device_function
 def _finish(x, part, arguments, F):
-    """Scale, add c and bias, activate, round and store a part of a tile."""
+    """Scale, add c and bias, round and store a part of a tile."""
     place, sizes, factors, matrices, bias = arguments
     batch, tile_m, tile_n = place
     m, n = sizes
-    out, c, aux = matrices
+    out, c = matrices
     WIDTH: tl.constexpr = F.tile_n // F.parts
     rows = tile_m * F.tile_m + tl.arange(0, F.tile_m)
     columns = tile_n * F.tile_n + part * WIDTH + tl.arange(0, WIDTH)
@@ -158,9 +155,6 @@ def _finish(x, part, arguments, F):
     if F.bias_dtype is not None:
         addend = tl.load(pointer(bias, F.bias_dtype) + columns, mask=columns < n, other=0.0)
         x += widen(addend).to(tl.float32)[None, :]
-    if F.aux is not None:
-        _store(aux, batch, rows, columns, m, n, x, F.aux)
-    x = activate(x, F.activation)
     _store(out, batch, rows, columns, m, n, x, F.out)
 
 
@@ -184,7 +178,6 @@ def gemm_kernel(
     b: tl.int64,
     c: tl.int64,
     bias: tl.int64,
-    aux: tl.int64,
     alpha: tl.float32,
     beta: tl.float32,
     a_map,
@@ -206,11 +199,9 @@ def gemm_kernel(
     c_column: tl.int64,
     out_batch: tl.int64,
     out_row: tl.int64,
-    aux_batch: tl.int64,
-    aux_row: tl.int64,
     F: tl.constexpr,
 ):
-    """Compute x = alpha * a @ b + beta * c + bias, and store out = act(x) and aux = x.
+    """Compute out = alpha * a @ b + beta * c + bias.
 
     Program i of p computes the units i, i + p, ...: tiles of the result, or splits of them. The
     last split of a tile adds the sums of all, in their order.
@@ -226,8 +217,7 @@ def gemm_kernel(
     steps = steps_of_term * terms
     tickets = pointer(tickets, tl.int32)
     a_matrix, b_matrix = (a, a_batch, a_row, a_column), (b, b_batch, b_row, b_column)
-    c_matrix, aux_matrix = (c, c_batch, c_row, c_column), (aux, aux_batch, aux_row, 1)
-    matrices = ((out, out_batch, out_row, 1), c_matrix, aux_matrix)
+    matrices = ((out, out_batch, out_row, 1), (c, c_batch, c_row, c_column))
 
     for unit in tl.range(tl.program_id(0), tiles * splits, tl.num_programs(0)):
         split, tile = unit // tiles, unit % tiles

@@ -20,8 +20,8 @@ class Tile(NamedTuple):
     def parts(self, vector: int) -> int:
         """Return the number of parts, side by side, in which the epilogue takes the tile.
 
-        A thread needs registers for a part's elements, for elements of c and aux, and for an
-        address of each vector.
+        A thread needs registers for a part's elements, for elements of c, and for an address of
+        each vector.
         """
         elements = 16 if vector >= 4 else 8
         return max(1, self.m * self.n // (self.warps * 32 * elements))

@@ -58,8 +58,6 @@ GemmKey key_of(c10::Device device, const GemmArgs& g) {
                        layout(g.b, g.k, g.n),
                        adds_to_out(g) ? 1 + kDTypes : type(g.c),
                        type(g.bias),
-                       g.aux.data != nullptr,
-                       static_cast<int>(g.activation),
                        g.alpha == 1};
   int64_t packed = 0;
   for (const int kind : kinds) packed = packed * 16 + kind;

@@ -44,9 +44,9 @@ py::object launch_of(const GemmArgs& g, c10::Device device) {
   };
   const py::tuple sizes = py::make_tuple(g.batch, g.terms, g.m, g.n, g.k);
   return triton_function("gemm.gemm", "gemm")(
-      static_cast<int>(device.index()), g.variant, sizes, activation_name(g.activation),
+      static_cast<int>(device.index()), g.variant, sizes,
       optional(g.bias.data, py::int_(static_cast<int>(g.bias.dtype))), matrix(g.out), matrix(g.a),
-      matrix(g.b), optional(g.c.data, matrix(g.c)), optional(g.aux.data, matrix(g.aux)));
+      matrix(g.b), optional(g.c.data, matrix(g.c)));
 }
 
 }  // namespace
@@ -88,8 +88,7 @@ Status TritonBackend::gemm(const GemmArgs& args, Services& services) const {
   const auto tickets = product.attr("tickets").cast<size_t>();
   product(scratch_bytes ? address(services.scratch(scratch_bytes)) : 0,
           tickets ? address(services.tickets(tickets)) : 0, address(g.out.data), address(g.a.data),
-          address(g.b.data), address(g.c.data), address(g.bias.data), address(g.aux.data), g.alpha,
-          g.beta);
+          address(g.b.data), address(g.c.data), address(g.bias.data), g.alpha, g.beta);
   return Status::ok;
 }
 

@@ -35,8 +35,6 @@ std::string in_words(const GemmArgs& g) {
   if (g.out.dtype != g.a.dtype) text << " into " << name(g.out.dtype);
   if (g.c.data) text << (adds_to_out(g) ? ", added to it" : ", + c");
   if (g.bias.data) text << ", + bias";
-  if (g.activation != Activation::none) text << ", " << activation_name(g.activation);
-  if (g.aux.data) text << ", + aux";
   return text.str();
 }
 
@@ -65,10 +63,9 @@ class Trial {
     };
     tensors_.a = matrices(g.a, g.batch * g.terms, g.m, g.k);
     tensors_.b = matrices(g.b, g.batch * g.terms, g.k, g.n);
-    results_.out = matrices(g.out, g.batch, g.m, g.n);
+    out_ = matrices(g.out, g.batch, g.m, g.n);
     if (adds) g.c.data = g.out.data;
-    tensors_.c = adds ? results_.out : matrices(g.c, g.batch, g.m, g.n);
-    results_.aux = matrices(g.aux, g.batch, g.m, g.n);
+    tensors_.c = adds ? out_ : matrices(g.c, g.batch, g.m, g.n);
     if (g.bias.data)
       tensors_.bias = fill(g.bias.data, g.bias.dtype, 1 + (g.n - 1) * g.bias.stride)
                           .as_strided({g.n}, {g.bias.stride});
@@ -84,24 +81,21 @@ class Trial {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  // Returns the results of one call, in one row each.
-  std::vector<at::Tensor> results(const std::string& name, int64_t variant) {
+  // Returns the result of one call, in one row.
+  at::Tensor result(const std::string& name, int64_t variant) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const bool adds = adds_to_out(args_);
-    for (const at::Tensor& tensor : {results_.out, results_.aux})
-      if (tensor.defined()) tensor.fill_(adds ? 0 : NAN);
+    out_.fill_(adds ? 0 : NAN);
     run(name, variant, 1);
-    // The library adds in the memory of the other backends' results, and has its own otherwise.
-    const GemmResults& r = name == name_of(nullptr) && !adds ? library_results_ : results_;
-    std::vector<at::Tensor> copies{r.out.reshape({1, -1}).clone()};
-    if (r.aux.defined()) copies.push_back(r.aux.reshape({1, -1}).clone());
-    return copies;
+    // The library adds in the memory of the other backends' result, and has its own otherwise.
+    const at::Tensor& out = name == name_of(nullptr) && !adds ? library_out_ : out_;
+    return out.reshape({1, -1}).clone();
   }
 
  private:
   void compute(const Backend* backend) {
     if (!backend) {
-      library_results_ = library_gemm(args_, tensors_);
+      library_out_ = library_gemm(args_, tensors_);
       return;
     }
     amp_ext::run(kTune, *backend, device_,
@@ -111,7 +105,7 @@ class Trial {
   c10::Device device_;
   GemmArgs args_;
   GemmTensors tensors_;
-  GemmResults results_, library_results_;
+  at::Tensor out_, library_out_;
 };
 
 // Returns (backend, variant) of all candidates, the choice without measurements first.
@@ -153,18 +147,16 @@ void bind_tune(py::module_& m) {
       .def("run", &Trial::run, py::arg("backend"), py::arg("variant"), py::arg("times") = 1,
            released, "Computes it so many times; returns the host's seconds.")
       .def(
-          "results",
+          "result",
           [](Trial& trial, const std::string& backend, int64_t variant) {
-            std::vector<at::Tensor> tensors;
+            at::Tensor tensor;
             {
               const py::gil_scoped_release no_gil;
-              tensors = trial.results(backend, variant);
+              tensor = trial.result(backend, variant);
             }
-            py::list list;
-            for (const at::Tensor& tensor : tensors) list.append(object_of(tensor));
-            return list;
+            return object_of(tensor);
           },
-          py::arg("backend"), py::arg("variant"), "Returns what one call writes, in one row each.");
+          py::arg("backend"), py::arg("variant"), "Returns the result of one call, in one row.");
   m.attr("GEMM_KEY_SIZE") = std::tuple_size_v<GemmKey>;
   m.def("start_noting", &start_noting,
         "Notes all products from now on; False if that is so already.");

@@ -1,22 +1,38 @@
 // Computes the derivative of gemm by differentiable ops. The derivative is linear in terms of gemm.
-#include "gemm/autograd.h"
-
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/add.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
 #include <mutex>
+#include <vector>
+
+#include "gemm/gemm.h"
 
 namespace amp_ext {
+namespace {
 
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
+// Makes a node. Older versions of torch hold nodes by std::shared_ptr.
+template <class T>
+auto make_node() {
+  if constexpr (std::is_same_v<decltype(torch::autograd::Edge::function), std::shared_ptr<Node>>) {
+    return std::shared_ptr<T>(new T(), [](T* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<T>();
+  }
+}
+
+// Returns the type that the gradient of `tensor` has to have. It is not always the tensor's own: an
+// FP16 copy may take the place of its FP32 original (autocast/weight_copies.h). The grad_dtype of a
+// 16-bit leaf may be FP32. It may also be none, and then allows FP32.
 at::ScalarType gradient_type(const at::Tensor& tensor) {
   if (!tensor.requires_grad()) return tensor.scalar_type();
   const auto edge = torch::autograd::impl::gradient_edge(tensor);
@@ -26,6 +42,18 @@ at::ScalarType gradient_type(const at::Tensor& tensor) {
   const bool may_be_wide = metadata.grad_dtype().value_or(at::kFloat) == at::kFloat;
   return at::isReducedFloatingType(type) && may_be_wide ? at::kFloat : type;
 }
+
+// An addend of the result.
+struct Addend {
+  Addend() = default;
+  explicit Addend(const at::Tensor& tensor)
+      : sizes(tensor.sym_sizes().vec()), type(gradient_type(tensor)) {}
+
+  at::Tensor gradient(const at::Tensor& grad, double factor) const;
+
+  std::vector<c10::SymInt> sizes;
+  at::ScalarType type = at::kFloat;
+};
 
 at::Tensor Addend::gradient(const at::Tensor& grad, double factor) const {
   at::Tensor result = grad;
@@ -44,15 +72,7 @@ at::Tensor Addend::gradient(const at::Tensor& grad, double factor) const {
   return result.to(type);
 }
 
-at::Tensor total(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() && b.defined() ? at::add(a, b) : a.defined() ? a : b;
-}
-
-namespace {
-
-// The backward pass of gemm. Its outputs are the result and, if the activation is curved, the
-// pre-activation x = alpha * a @ b + beta * c + bias. Only backward passes see x: the derivative of
-// the result depends on x, and x on the inputs.
+// The backward pass of gemm.
 struct GemmBackward final : Node {
   // The order of the arguments of addmm and linear: hooks of leaves fire in it.
   enum Input { kC, kA, kB, kBias, kInputs };
@@ -63,16 +83,12 @@ struct GemmBackward final : Node {
     const std::lock_guard<std::mutex> lock(mutex_);
     a_.reset_data();
     b_.reset_data();
-    activated_.reset_data();
   }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     variable_list results(kInputs);
-    at::Tensor grad = grads[0];
-    if (grad.defined() && activation != Activation::none)
-      grad = activation_gradient(grad, activated_.unpack(getptr()), activation);
-    if (grads.size() > 1) grad = total(grad, grads[1]);
+    const at::Tensor& grad = grads[0];
     if (!grad.defined()) return results;
     if (task_should_compute_output(kC)) results[kC] = c.gradient(grad, beta);
     if (task_should_compute_output(kA)) results[kA] = gradient_of_a(grad);
@@ -85,13 +101,8 @@ struct GemmBackward final : Node {
     if (should_compute_output(kB)) a_ = SavedVariable(a, false);
     if (should_compute_output(kA)) b_ = SavedVariable(b, false);
   }
-  // Saves the tensor that activation_gradient needs.
-  void save_activated(const at::Tensor& tensor, bool is_output) {
-    activated_ = SavedVariable(tensor, is_output);
-  }
 
   bool trans_a, trans_b;
-  Activation activation;
   double alpha, beta;
   int64_t a_dim, b_dim;
   at::ScalarType a_type, b_type;
@@ -123,17 +134,22 @@ struct GemmBackward final : Node {
                    : gemm(a, grad, options(a, !trans_a, false, sum, b_type));
   }
 
-  SavedVariable a_, b_, activated_;
+  SavedVariable a_, b_;
 };
 
-// Returns the result and, if `with_aux`, the pre-activation, both with a history.
-TensorPair recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options,
-                         bool with_aux) {
+// Throws where a forward-mode gradient would be lost: the op does not compute one.
+template <class... Tensors>
+void check_no_forward_gradient(const char* op, const Tensors&... tensors) {
+  TORCH_CHECK_NOT_IMPLEMENTED((!torch::autograd::isFwGradDefined(tensors) && ...), op,
+                              ": forward-mode differentiation is not implemented");
+}
+
+// Returns the result with a history.
+at::Tensor recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   const auto node = make_node<GemmBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(options.c, a, b, options.bias));
   node->trans_a = options.trans_a;
   node->trans_b = options.trans_b;
-  node->activation = activation_of(kGemm, options.activation);
   node->alpha = options.alpha;
   node->beta = options.beta;
   node->a_dim = a.dim();
@@ -143,39 +159,20 @@ TensorPair recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOpt
   if (options.c && options.c->requires_grad()) node->c = Addend(*options.c);
   if (options.bias && options.bias->requires_grad()) node->bias = Addend(*options.bias);
   node->save(a, b);  // before the product: a checkpoint may not need to compute it again
-  at::Tensor out, x;
-  {
+  const at::Tensor out = [&] {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (with_aux) {
-      std::tie(out, x) = gemm_with_aux(a, b, options);
-    } else {
-      out = gemm(a, b, options);
-    }
-  }
-  if (node->activation == Activation::relu) node->save_activated(out.detach(), /*is_output=*/false);
+    return gemm(a, b, options);
+  }();
   torch::autograd::set_history(out, node);
-  if (with_aux) torch::autograd::set_history(x, node);
-  if (is_curved(node->activation)) node->save_activated(x, /*is_output=*/true);
-  return {out, x};
+  return out;
 }
 
 at::Tensor gemm_autograd(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   check_no_forward_gradient(kGemm, a, b, options.c, options.bias);
-  if (!torch::autograd::compute_requires_grad(a, b, options.c, options.bias)) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return gemm(a, b, options);
-  }
-  const bool with_aux = is_curved(activation_of(kGemm, options.activation));
-  return std::get<0>(recorded_gemm(a, b, options, with_aux));
-}
-
-TensorPair gemm_with_aux_autograd(const at::Tensor& a, const at::Tensor& b,
-                                  const GemmOptions& options) {
-  check_no_forward_gradient(kGemmWithAux, a, b, options.c, options.bias);
   if (torch::autograd::compute_requires_grad(a, b, options.c, options.bias))
-    return recorded_gemm(a, b, options, /*with_aux=*/true);
+    return recorded_gemm(a, b, options);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return gemm_with_aux(a, b, options);
+  return gemm(a, b, options);
 }
 
 // Calls an op that has no derivative.
@@ -197,7 +194,6 @@ void call_undifferentiated(const c10::OperatorHandle& op, torch::jit::Stack* sta
 
 TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) {
   m.impl("gemm", TORCH_FN(gemm_op<gemm_autograd>));
-  m.impl("gemm_with_aux", TORCH_FN(gemm_op<gemm_with_aux_autograd>));
   m.impl("gemm_accumulate_", torch::CppFunction::makeFromBoxedFunction<&call_undifferentiated>());
 }
 

@@ -1,10 +1,7 @@
 // Checks the arguments of the ops of matrix products.
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 
 #include "checks/tensors.h"
@@ -35,20 +32,11 @@ void check_operand(const char* op, const char* name, const at::Tensor& tensor, a
   check_dtype(op, name, tensor.scalar_type());
 }
 
-Activation activation_of(const char* op, std::string_view name) {
-  const auto found = std::ranges::find(kActivationNames, name);
-  TORCH_CHECK_VALUE(found != std::end(kActivationNames), op, ": activation must be one of ",
-                    c10::Join(", ", c10::ArrayRef<const char*>(kActivationNames)), ", got '", name,
-                    "'");
-  return static_cast<Activation>(found - std::begin(kActivationNames));
-}
-
 c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
                              const GemmOptions& options) {
   const at::Device device = a.device();
   check_operand(op, "a", a, device);
   check_operand(op, "b", b, device);
-  activation_of(op, options.activation);
   check_dtype(op, "out_dtype", out_dtype_of(a, b, options.out_dtype));
   check_factor(op, "alpha", options.alpha, sums_dtype_of(a, b));
   check_factor(op, "beta", options.beta, sums_dtype_of(a, b));

@@ -71,14 +71,12 @@ class Product {
       args_.bias = {checked_memory(op, "bias", *options.bias, Access::read).data(),
                     *dtype_of(options.bias->scalar_type()), options.bias->stride(0)};
     }
-    args_.activation = activation_of(op, options.activation);
     out_type_ = out_dtype_of(a, b, options.out_dtype);
     args_.out = {kToAllocate, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
   }
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
 
-  void write_aux() { args_.aux = args_.out; }
   void accumulate_into(const at::Tensor& c) {
     describe(args_.out, "c", tensors_.c = c);
     args_.out.data = c.mutable_data_ptr();
@@ -92,37 +90,28 @@ class Product {
     return choose_gemm(options_.device(), args_, reason);
   }
 
-  GemmResults run() && {
+  at::Tensor run() && {
     const Backend* const backend = choose();
     for (const auto& [matrix, tensor] : copies_) {
       *tensor = tensor->clone(at::MemoryFormat::Contiguous);
       matrix->data = tensor->mutable_data_ptr();
     }
-    GemmResults results;
-    if (backend && is_computed_by(*backend, results)) return results;
-    results = library_gemm(args_, tensors_);
-    if (adds_to_out(args_)) return results;
-    for (at::Tensor* const result : {&results.out, &results.aux}) {
-      if (result->defined() && result->sizes() != sizes_) *result = result->view(sizes_);
-    }
-    return results;
+    at::Tensor out;
+    if (backend && is_computed_by(*backend, out)) return out;
+    out = library_gemm(args_, tensors_);
+    return adds_to_out(args_) || out.sizes() == sizes_ ? out : out.view(sizes_);
   }
 
  private:
   static inline void* const kToAllocate = reinterpret_cast<void*>(64);  // aligned as results are
 
   // Returns false if torch's library has to compute: the kernel is not for this moment or driver.
-  bool is_computed_by(const Backend& backend, GemmResults& results) {
-    const auto allocate = [&](void*& data) {
-      at::Tensor tensor;
-      if (data != kToAllocate) return tensor;
-      tensor = at::empty(sizes_, options_.dtype(out_type_));
-      data = tensor.mutable_data_ptr();
-      return tensor;
-    };
+  bool is_computed_by(const Backend& backend, at::Tensor& out) {
     GemmArgs args = args_;
-    results.out = allocate(args.out.data);
-    results.aux = allocate(args.aux.data);
+    if (args.out.data == kToAllocate) {
+      out = at::empty(sizes_, options_.dtype(out_type_));
+      args.out.data = out.mutable_data_ptr();
+    }
     bool is_computed = true;
     amp_ext::run(op_, backend, options_.device(), [&](Services& services) {
       const Status status = backend.gemm(args, services);
@@ -184,15 +173,7 @@ class Product {
 };
 
 at::Tensor gemm_kernel(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  return Product(kGemm, a, b, options, check_gemm(kGemm, a, b, options)).run().out;
-}
-
-TensorPair gemm_with_aux_kernel(const at::Tensor& a, const at::Tensor& b,
-                                const GemmOptions& options) {
-  Product product(kGemmWithAux, a, b, options, check_gemm(kGemmWithAux, a, b, options));
-  product.write_aux();
-  GemmResults results = std::move(product).run();
-  return {std::move(results.out), std::move(results.aux)};
+  return Product(kGemm, a, b, options, check_gemm(kGemm, a, b, options)).run();
 }
 
 // Returns whether kernels can write a tensor: rows one after another, and matrices too.
@@ -230,19 +211,9 @@ void gemm_accumulate_op(at::Tensor& c, const at::Tensor& given_a, const at::Tens
   given.mark_written();
 }
 
-at::Tensor new_out(const at::Tensor& a, const at::Tensor& b, c10::SymIntArrayRef sizes,
-                   const GemmOptions& options) {
-  return at::empty_symint(sizes, a.options().dtype(out_dtype_of(a, b, options.out_dtype)));
-}
-
 at::Tensor gemm_fake(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  return new_out(a, b, check_gemm(kGemm, a, b, options), options);
-}
-
-TensorPair gemm_with_aux_fake(const at::Tensor& a, const at::Tensor& b,
-                              const GemmOptions& options) {
-  const auto sizes = check_gemm(kGemmWithAux, a, b, options);
-  return {new_out(a, b, sizes, options), new_out(a, b, sizes, options)};
+  const auto sizes = check_gemm(kGemm, a, b, options);
+  return at::empty_symint(sizes, a.options().dtype(out_dtype_of(a, b, options.out_dtype)));
 }
 
 }  // namespace
@@ -250,13 +221,7 @@ TensorPair gemm_with_aux_fake(const at::Tensor& a, const at::Tensor& b,
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
   static const auto op = typed_op<decltype(gemm_op<gemm_kernel>)>(kGemm);
   return op.call(a, b, o.trans_a, o.trans_b, o.sum_batch, o.c, o.alpha, o.beta, o.bias,
-                 o.activation, o.out_dtype);
-}
-
-TensorPair gemm_with_aux(const at::Tensor& a, const at::Tensor& b, const GemmOptions& o) {
-  static const auto op = typed_op<decltype(gemm_op<gemm_with_aux_kernel>)>(kGemmWithAux);
-  return op.call(a, b, o.trans_a, o.trans_b, o.sum_batch, o.c, o.alpha, o.beta, o.bias,
-                 o.activation, o.out_dtype);
+                 o.out_dtype);
 }
 
 std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::Tensor& b,
@@ -271,8 +236,6 @@ int64_t refused_tensor_maps() { return refused; }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   implement(m, "gemm", TORCH_FN(gemm_op<gemm_kernel>), TORCH_FN(gemm_op<gemm_fake>));
-  implement(m, "gemm_with_aux", TORCH_FN(gemm_op<gemm_with_aux_kernel>),
-            TORCH_FN(gemm_op<gemm_with_aux_fake>));
   implement(m, "gemm_accumulate_", TORCH_FN(gemm_accumulate_op<false>),
             TORCH_FN(gemm_accumulate_op<true>));
 }

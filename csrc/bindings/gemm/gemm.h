@@ -8,8 +8,6 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "amp_ext/gemm.h"
@@ -17,7 +15,6 @@
 namespace amp_ext {
 
 constexpr auto kGemm = "amp_ext::gemm";
-constexpr auto kGemmWithAux = "amp_ext::gemm_with_aux";
 constexpr auto kGemmAccumulate = "amp_ext::gemm_accumulate_";
 
 // The arguments beside a and b.
@@ -29,7 +26,6 @@ struct GemmOptions {
   double alpha = 1;
   double beta = 1;
   std::optional<at::Tensor> bias = std::nullopt;
-  std::string_view activation = "none";
   std::optional<at::ScalarType> out_dtype = std::nullopt;
 };
 
@@ -39,28 +35,15 @@ c10::TypedOperatorHandle<Signature> typed_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
-
-// Call the ops through the dispatcher.
+// Calls the op through the dispatcher.
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
-TensorPair gemm_with_aux(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
 
-// A function of options in the signature of gemm and gemm_with_aux.
+// A function of options in the signature of gemm.
 template <auto kFunction>
-auto gemm_op(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_b, bool sum_batch,
-             const std::optional<at::Tensor>& c, double alpha, double beta,
-             const std::optional<at::Tensor>& bias, std::string_view activation,
-             std::optional<at::ScalarType> out_dtype) {
-  return kFunction(
-      a, b, GemmOptions{trans_a, trans_b, sum_batch, c, alpha, beta, bias, activation, out_dtype});
-}
-
-// Check one argument of `op`.
-void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
-Activation activation_of(const char* op, std::string_view name);
-// Returns whether the derivative needs the pre-activation. Else the result is enough, too.
-inline bool is_curved(Activation activation) {
-  return activation != Activation::none && activation != Activation::relu;
+at::Tensor gemm_op(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_b,
+                   bool sum_batch, const std::optional<at::Tensor>& c, double alpha, double beta,
+                   const std::optional<at::Tensor>& bias, std::optional<at::ScalarType> out_dtype) {
+  return kFunction(a, b, GemmOptions{trans_a, trans_b, sum_batch, c, alpha, beta, bias, out_dtype});
 }
 
 inline at::ScalarType out_dtype_of(const at::Tensor& a, const at::Tensor& b,
@@ -80,11 +63,7 @@ inline at::ScalarType sums_dtype_of(const at::Tensor& a, const at::Tensor& b) {
   return wide(c10::promoteTypes(a.scalar_type(), b.scalar_type()));
 }
 
-// Return activation(x), and grad * activation'(x). Both are differentiable. If an activation is not
-// curved, x may be its result.
-at::Tensor activated(const at::Tensor& x, Activation activation);
-at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation);
-
+void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
 // Check every argument except memory, and return the shape of the result.
 c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
                              const GemmOptions& options);
@@ -96,13 +75,9 @@ struct GemmTensors {
   at::Tensor a, b, c, bias;
 };
 
-struct GemmResults {
-  at::Tensor out, aux;
-};
-
-// Computes a product by torch's own library. Its results have two dimensions, or three with a
-// batch. If it adds to out, the sum is in the memory of c. No pointer in `args` is followed.
-GemmResults library_gemm(const GemmArgs& args, const GemmTensors& tensors);
+// Computes a product by torch's own library. The result has two dimensions, or three with a batch.
+// If the product is added to out, it is in the memory of c. No pointer in `args` is followed.
+at::Tensor library_gemm(const GemmArgs& args, const GemmTensors& tensors);
 
 // Returns how many products fell to torch's library because the driver refused a tensor map.
 int64_t refused_tensor_maps();

@@ -1,22 +1,11 @@
 // Computes matrix products by torch's own library.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/addcmul.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/gelu_backward.h>
-#include <ATen/ops/hardtanh.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/neg.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/silu_backward.h>
-#include <ATen/ops/threshold_backward.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
@@ -63,11 +52,6 @@ struct Operands {
   }
 };
 
-// Returns torch's word for the approximation of a gelu.
-c10::string_view approximation(Activation activation) {
-  return activation == Activation::gelu_tanh ? "tanh" : "none";
-}
-
 // Returns whether torch multiplies the operands, of 16 bits, into an FP32 result.
 bool widens(const Operands& o, at::ScalarType type) {
   const at::ScalarType operands = o.a.scalar_type();
@@ -113,7 +97,7 @@ at::Tensor multiply_add(const Operands& o, const at::Tensor& addend, double beta
   return out;
 }
 
-// Returns the pre-activation: of `type` if one op is enough, else of the type of sums.
+// Returns the result: of `type` if one op is enough, else of the type of sums.
 at::Tensor sum_of_terms(const Operands& o, const GemmArgs& g, at::ScalarType type) {
   if (is_one_op(o, g, type)) {
     if (o.c.defined()) return multiply_add(o, o.c, g.beta, g.alpha);
@@ -130,44 +114,15 @@ at::Tensor sum_of_terms(const Operands& o, const GemmArgs& g, at::ScalarType typ
 
 }  // namespace
 
-GemmResults library_gemm(const GemmArgs& g, const GemmTensors& tensors) {
+at::Tensor library_gemm(const GemmArgs& g, const GemmTensors& tensors) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const at::NoGradGuard no_grad;
   // An active autocast would cast again.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const Operands o(g, tensors);
-  const at::ScalarType rounded = scalar_type_of(g.out.dtype);
-  // Where one op computes the sum, it is rounded before the activation, as in torch's own layers.
-  // FP64 keeps its sums: torch has no product of FP64 into another type.
-  const at::ScalarType type = o.sums == at::kDouble ? at::kDouble : rounded;
-  const at::Tensor x = sum_of_terms(o, g, type);
-  const at::Tensor out = activated(x, g.activation).to(rounded);
-  if (!g.aux.data) return {out, {}};
-  return {out.is_same(x) ? out.clone() : out, x.to(rounded)};
-}
-
-at::Tensor activated(const at::Tensor& x, Activation activation) {
-  if (activation == Activation::none) return x;
-  if (activation == Activation::relu) return at::relu(x);
-  if (activation == Activation::silu) return at::silu(x);
-  return at::gelu(x, approximation(activation));
-}
-
-at::Tensor activation_gradient(const at::Tensor& grad, const at::Tensor& x, Activation activation) {
-  if (activation == Activation::none) return grad;
-  if (activation == Activation::relu) return at::threshold_backward(grad, x, 0);
-  // Beyond this range derivatives are 0 or 1, as at infinities, where torch returns NaN. In FP16 a
-  // pre-activation may be infinite though the kernels' sum is not, in BF16 it is not. Second
-  // derivatives square it. Unlike a clamp, hardtanh has NaN as derivative at NaN.
-  const double bound = activation == Activation::silu ? 1e3 : 40;
-  const bool overflows = x.scalar_type() != at::kBFloat16 || at::GradMode::is_enabled();
-  const at::Tensor near = overflows ? at::hardtanh(x, -bound, bound) : x;
-  if (activation != Activation::silu)
-    return at::gelu_backward(grad, near, approximation(activation));
-  if (!at::GradMode::is_enabled()) return at::silu_backward(grad, near);
-  // torch has no derivative of silu_backward. One minus the sigmoid would cancel.
-  const at::Tensor sigmoid = at::sigmoid(near), rest = at::sigmoid(at::neg(near));
-  return at::mul(grad, at::addcmul(sigmoid, at::mul(near, sigmoid), rest));
+  const at::ScalarType type = scalar_type_of(g.out.dtype);
+  // torch has no product of FP64 into another type.
+  return sum_of_terms(o, g, o.sums == at::kDouble ? at::kDouble : type).to(type);
 }
 
 }  // namespace amp_ext

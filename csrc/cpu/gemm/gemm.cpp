@@ -37,7 +37,7 @@ bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data 
 
 bool is_sum(const GemmArgs& g) {
   return g.out.dtype == DType::f32 && (!g.c.data || accumulates(g)) && !g.bias.data &&
-         g.activation == Activation::none && !g.aux.data && static_cast<float>(g.alpha) == 1;
+         static_cast<float>(g.alpha) == 1;
 }
 
 // Finishes sums in place and rounds them to rows of `out`.
@@ -45,7 +45,6 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
                  int64_t ld) {
   const TileKernels& tile = tile_kernels();
   const auto narrow = span_kernels().narrow[static_cast<int>(g.out.dtype)];
-  const auto activate = tile.activate[static_cast<int>(g.activation)];
   const bool combines = g.alpha != 1 || g.c.data || g.bias.data;
   for (int64_t i = 0; i < rows.size; ++i) {
     for (int64_t j = 0; j < columns.size; j += kLine) {
@@ -62,8 +61,6 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
         tile.combine(values, count, static_cast<float>(g.alpha), static_cast<float>(g.beta),
                      g.c.data ? c : nullptr, g.bias.data ? bias : nullptr);
       }
-      if (g.aux.data) narrow(values, count, place(g.aux));
-      if (activate) activate(values, count);
       narrow(values, count, place(g.out));
     }
   }

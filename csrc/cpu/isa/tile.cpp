@@ -4,7 +4,6 @@
 
 #include <cstring>
 
-#include "isa/activation.h"
 #include "isa/half.h"
 
 #ifdef __F16C__
@@ -13,6 +12,17 @@
 
 namespace amp_ext::cpu {
 namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+typedef float Vector __attribute__((vector_size(kVectorBytes)));
+constexpr int kLanes = kVectorBytes / 4;
 
 constexpr int kVectors = kTileColumns / kLanes < 4 ? kTileColumns / kLanes : 4;
 constexpr int kGroup = kVectors * kLanes;
@@ -249,7 +259,6 @@ const TileKernels tile_kernels = {
     {nullptr, add_dots<F16>, add_dots<BF16>, nullptr},
     {nullptr, add_multiples<F16>, add_multiples<BF16>, nullptr},
     combine,
-    {nullptr, activate<Relu>, activate<Gelu>, activate<GeluTanh>, activate<Silu>},
 };
 
 }  // namespace AMP_EXT_ISA

@@ -42,20 +42,17 @@ struct FewRowsArgs {
   int64_t n;
 };
 
-// Kernels indexed by DType, or by Activation with null for `none`.
 struct TileKernels {
   void (*multiply)(const TileArgs&);
   // The most rows for which the next two kernels beat widening all of b for a library. They widen a
   // line once for every two rows.
   int64_t most_rows;
-  // Serve the 16-bit types; null for others.
+  // Indexed by DType; null for types that are not of 16 bits.
   void (*add_dots[kDTypes])(const FewRowsArgs&);
   void (*add_multiples[kDTypes])(const FewRowsArgs&);
   // Computes values[i] = alpha * values[i] + beta * c[i] + bias[i]; c and bias may be null.
   void (*combine)(float* values, int64_t n, float alpha, float beta, const float* c,
                   const float* bias);
-  // Computes values[i] = activation(values[i]).
-  void (*activate[kActivations])(float* values, int64_t n);
 };
 
 // Returns the kernels of the widest instruction set that this processor runs.

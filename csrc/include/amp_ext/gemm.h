@@ -28,16 +28,6 @@ struct VectorRef {
   bool operator==(const VectorRef&) const = default;
 };
 
-// The activations as torch defines them. relu propagates NaN, gelu is x * Phi(x) by erf, gelu_tanh
-// is its tanh approximation, and silu is x / (1 + exp(-x)).
-enum class Activation : uint8_t { none, relu, gelu, gelu_tanh, silu };
-constexpr int kActivations = 5;
-constexpr const char* kActivationNames[kActivations] = {"none", "relu", "gelu", "gelu_tanh",
-                                                        "silu"};
-inline const char* activation_name(Activation activation) {
-  return kActivationNames[static_cast<int>(activation)];
-}
-
 // The GEMM kernels of the CUDA backend: sm80 uses mma.sync, sm90 uses wgmma and TMA.
 struct GemmKernels {
   bool sm80 = false;
@@ -46,16 +36,13 @@ struct GemmKernels {
   bool operator==(const GemmKernels&) const = default;
 };
 
-// Describes x = alpha * a @ b + beta * c + bias with fp32 accumulation; a and b are not fp64.
+// Describes out = alpha * a @ b + beta * c + bias with fp32 accumulation; a and b are not fp64.
 // Matrix i of out is the sum of the products i * terms, ..., (i + 1) * terms - 1 of a and b.
-//
-// Stores out = activation(x), and aux = x if there is an aux.
 struct GemmArgs {
   MatrixRef a;     // m x k
   MatrixRef b;     // k x n
   MatrixRef c;     // m x n; data may be null if beta is 0, or out's if c has out's layout
   MatrixRef out;   // m x n, column_stride 1
-  MatrixRef aux;   // m x n, of out's type, strides and alignment; data may be null
   VectorRef bias;  // n, added to every row; data may be null
   int64_t batch;
   int64_t terms;
@@ -64,7 +51,6 @@ struct GemmArgs {
   int64_t k;
   double alpha;
   double beta;
-  Activation activation;
   GemmKernels kernels{true, true};  // the kernels that may compute it, for a backend that has them
   // Selects one of GemmBackend::gemm_variants; 0 lets the backend choose.
   int64_t variant = 0;

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import reference
 from amp_ext import ops
-from cases import assert_equal, integers, spacing
+from cases import assert_equal, integers
 from planner import gemm_tiles
 from ptx_backend.backend import Schedule, ptx
 
@@ -120,7 +120,6 @@ class Product(NamedTuple):
     """Arguments of a product of batches of matrices.
 
     Attributes:
-        with_aux: gemm_with_aux computes it.
         into: gemm_accumulate_ adds it to this.
     """
 
@@ -132,8 +131,6 @@ class Product(NamedTuple):
     bias: Tensor | None = None
     alpha: float = 1.0
     beta: float = 1.0
-    activation: str = "none"
-    with_aux: bool = False
     into: Tensor | None = None
 
     @property
@@ -141,11 +138,6 @@ class Product(NamedTuple):
         """Return the shape of the result."""
         batch, m = self.a.shape[:2]
         return (m, self.b.shape[2]) if self.sum_batch else (batch, m, self.b.shape[2])
-
-
-class Results(NamedTuple):
-    out: Tensor
-    aux: Tensor | None = None
 
 
 def product(
@@ -173,17 +165,15 @@ def product_for(tile: Tile, *sizes: Any, **options: Any) -> Product:
     return product(tile.majors, *sizes, aligned=tile.aligned, **options)
 
 
-def compute(p: Product, library: Any = ops) -> Results:
+def compute(p: Product, library: Any = ops) -> Tensor:
     if p.into is not None:
         library.gemm_accumulate_(p.into, p.a, p.b, alpha=p.alpha, sum_batch=p.sum_batch)
         assert surroundings_are_intact(p.into)
-        return Results(p.into)
+        return p.into
     options = p._asdict()
-    for name in ("a", "b", "with_aux", "into"):
+    for name in ("a", "b", "into"):
         del options[name]
-    if p.with_aux:
-        return Results(*library.gemm_with_aux(p.a, p.b, **options))
-    return Results(library.gemm(p.a, p.b, **options))
+    return library.gemm(p.a, p.b, **options)
 
 
 def run(
@@ -193,7 +183,7 @@ def run(
     sm90: bool = False,
     schedule: Schedule | None = None,
     **plan: Any,
-) -> Results:
+) -> Tensor:
     """Compute a product, with this tile and splits, or else as the planner would.
 
     Args:
@@ -206,10 +196,10 @@ def run(
     library.set_sm90(sm90 or (tile is not None and tile.sm90))
     if tile:
         library.force_tile(tile.sm90, tile.number, **plan)
-    results = compute(product)
+    result = compute(product)
     assert tile is None or library.plan().startswith(tile.text), library.plan()
     library.force_tile()
-    return results
+    return result
 
 
 def planned(pattern: str) -> int:
@@ -222,38 +212,19 @@ def planned(pattern: str) -> int:
 # ---- expected results --------------------------------------------------------------------------
 
 
-def exact(p: Product) -> Results:
-    """Return the oracle's results in float64; to be called before they are added to `into`."""
+def exact(p: Product) -> Tensor:
+    """Return the oracle's result in float64; to be called before it is added to `into`."""
     doubles = {name: x.double() for name, x in p._asdict().items() if isinstance(x, Tensor)}
     return compute(p._replace(**doubles, out_dtype=torch.float64), reference)
 
 
-def linear_part(p: Product, magnitude: bool = False) -> Tensor:
-    """Return alpha * a @ b + beta * c + bias in float64, or the sum of the terms' magnitudes."""
-    p = p._replace(activation="none", with_aux=False)
-    if magnitude:
-        terms = {n: abs(x) for n, x in p._asdict().items() if isinstance(x, (Tensor, float))}
-        p = p._replace(**terms)
-    return exact(p).out
+def magnitude(p: Product) -> Tensor:
+    """Return the sum of the terms' magnitudes in float64."""
+    terms = {n: abs(x) for n, x in p._asdict().items() if isinstance(x, (Tensor, float))}
+    return exact(p._replace(**terms))
 
 
 def check(p: Product, tile: Tile | None = None, **how: Any) -> None:
     """Run a product of small integers; assert that all that comes out is exact."""
     expected = exact(p)
-    for actual, wanted in zip(run(p, tile, **how), expected, strict=True):
-        if wanted is not None:
-            assert_equal(actual, wanted)
-
-
-def assert_activated_near(actual: Tensor, expected: Tensor, x: Tensor) -> None:
-    """Compare an activation of an x without error, rounded once.
-
-    The factor of x is a sum of terms below 1.2 in magnitude. Terms are products of functions
-    (erfcf, expf, a reciprocal) that are off by 4 units in the last place at most. An exponent e, at
-    most 16 where exp(-e) matters, is off by a few units of 2**-24 * e. All of it is below 32 units
-    of 2**-24.
-    """
-    allowed = x.abs() * 2.0**-19
-    allowed += spacing(expected.abs() + allowed, actual.dtype) / 2
-    off = (actual.double() - expected).abs()
-    assert (off <= allowed).all(), f"off by {(off / allowed).max().item()} times what is allowed"
+    assert_equal(run(p, tile, **how), expected)

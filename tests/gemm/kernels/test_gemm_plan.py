@@ -168,7 +168,6 @@ NOT_FOR_SM90: dict[str, Callable[[], Product]] = {
     "c by columns": lambda: small(c=side(by_rows=False)),
     "c misaligned": lambda: small(c=side(aligned=False)),
     "every second of bias": lambda: small(bias=torch.ones(128)[::2]),
-    "c and aux": lambda: small(c=side(), with_aux=True),
     "no k": lambda: product("nn", 64, 64, 0, FP16),
 }
 FOR_SM90: dict[str, Callable[[], Product]] = {
@@ -178,7 +177,6 @@ FOR_SM90: dict[str, Callable[[], Product]] = {
         a=side().expand(2, 64, 64)
     ),
     "c": lambda: small(c=side()),
-    "aux": lambda: small(with_aux=True),
 }
 
 

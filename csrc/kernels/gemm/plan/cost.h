@@ -14,7 +14,7 @@ namespace amp_ext {
 struct GemmRates {
   double multiply_adds;    // of 16-bit operands
   double operand_bytes;    // a and b, from L2 to registers
-  double result_bytes;     // out, c and aux
+  double result_bytes;     // out and c
   double next_tile;        // cycles to find the next tile
   int64_t steps_of_share;  // the fewest along k
 };
@@ -23,9 +23,6 @@ constexpr GemmRates kSm90Rates{1740, 51, 18, 450, 8};
 
 // Bytes per cycle of a share's sums, stored or added: a guess.
 constexpr double kShareBytes = 40;
-// Elements per cycle of an sm_90a consumer that computes more than alpha and a bias: those of GELU
-// on an H100.
-constexpr double kSm90LongElements = 1;
 
 constexpr int64_t kMostSplits = 64;
 
@@ -46,9 +43,7 @@ class GemmCost {
         std::max(area * t.k / rates_.multiply_adds, (t.m + t.n) * t.k * 2 / rates_.operand_bytes);
     share_ = area * 4 / kShareBytes;
     store_ = area * result_bytes(g) / rates_.result_bytes;
-    double compute = 0;
-    if (sm90 && !is_plain(g)) compute = kSm90Tiles[tile].consumer_m() * t.n / kSm90LongElements;
-    epilogue_ = rates_.next_tile + std::max(store_, compute);
+    epilogue_ = rates_.next_tile + store_;
   }
 
   // Returns the most splits worth trying: as long as all units run at a time. The sm_80 kernel may
@@ -70,8 +65,7 @@ class GemmCost {
  private:
   // Returns the bytes read or written per element of the result.
   static int result_bytes(const GemmArgs& g) {
-    return size_of(g.out.dtype) + (g.c.data ? size_of(g.c.dtype) : 0) +
-           (g.aux.data ? size_of(g.aux.dtype) : 0);
+    return size_of(g.out.dtype) + (g.c.data ? size_of(g.c.dtype) : 0);
   }
 
   const GemmRates& rates_;

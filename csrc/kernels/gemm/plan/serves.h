@@ -90,20 +90,19 @@ inline bool can_run_sm90(const GemmArgs& g) {
   const int64_t matrices = g.batch * g.terms;
   return tma_can_load(g.a, layout_of_a(g), matrices) &&
          tma_can_load(g.b, layout_of_b(g), matrices) && tma_can_store(g.out, g) &&
-         (!g.c.data || (!g.aux.data && g.c.dtype == g.out.dtype && tma_can_store(g.c, g))) &&
+         (!g.c.data || (g.c.dtype == g.out.dtype && tma_can_store(g.c, g))) &&
          (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
 }
 
 // Returns whether TMA can add the product to out in memory, which excludes any other epilogue. (As
 // with atomic additions, FP32 values below 2^-126 may count as 0.)
 inline bool adds_in_memory(const GemmArgs& g) {
-  return adds_to_out(g) && g.out.dtype == DType::f32 && g.beta == 1 && !g.aux.data &&
-         g.activation == Activation::none;
+  return adds_to_out(g) && g.out.dtype == DType::f32 && g.beta == 1;
 }
 
 // Returns whether alpha and the bias alone complete the result, in fp32 or the operands' type.
 inline bool is_plain(const GemmArgs& g) {
-  return (!g.c.data || adds_in_memory(g)) && !g.aux.data && g.activation == Activation::none &&
+  return (!g.c.data || adds_in_memory(g)) &&
          (g.out.dtype == DType::f32 || g.out.dtype == g.a.dtype);
 }
 

@@ -124,7 +124,7 @@ struct Sm90Tile {
     const int room = kSharedBytes - kHeaderBytes - boxes_bytes(boxes, box_bytes);
     return std::min(kMostStages, room / stage_bytes());
   }
-  // Four boxes hold results and parts of c or aux. A plain result has two if that leaves room
+  // Four boxes hold results or parts of c. A plain result has two if that leaves room
   // for one more stage.
   constexpr int boxes(bool plain, int box_bytes) const {
     return plain && stages(2, box_bytes) > stages(kMostBoxes, box_bytes) ? 2 : kMostBoxes;

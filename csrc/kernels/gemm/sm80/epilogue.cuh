@@ -1,7 +1,6 @@
-// Turns a block's sums into the result: scaling, c, bias, activation, rounding.
+// Turns a block's sums into the result: scaling, c, bias, rounding.
 #pragma once
 
-#include "gemm/shared/activation.cuh"
 #include "mainloop.cuh"
 #include "vector8.cuh"
 
@@ -25,8 +24,6 @@ __device__ inline void finish_vector(const GemmArgs& g, const VectorPlace& place
   if (g.c.data) load_vector(other, g.c, place);
 #pragma unroll
   for (int i = 0; i < kVector; ++i) x[i] = alpha * x[i] + beta * other[i] + bias[i];
-  if (g.aux.data) store_vector(g.aux, place, x);
-  activate(g.activation, x);
   store_vector(g.out, place, x);
 }
 

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "bias.cuh"
-#include "gemm/shared/activation.cuh"
 #include "part.cuh"
 
 namespace amp_ext {
@@ -63,13 +62,10 @@ class Sm90Epilogue {
   using Part = amp_ext::Part<kColumns>;
 
   __device__ static bool is_leader() { return consumer_thread() == 0; }
-  __device__ bool stores_aux() const { return g_.aux.data; }
   __device__ bool adds_c() const { return g_.c.data && !plan_.reduce; }
-  __device__ int slot_boxes() const { return stores_aux() ? 2 : 1; }
-  __device__ int slots() const { return stores_aux() ? plan_.boxes / 2 : plan_.boxes; }
-  // Returns how many previous slots may still be read while a slot is written; all others are free.
-  // With c, the third last slot is loaded anew.
-  __device__ int stores_read() const { return adds_c() ? 2 : slots() - 1; }
+  // Returns how many previous boxes may still be read while a box is written; all others are free.
+  // With c, the third last box is loaded anew.
+  __device__ int stores_read() const { return adds_c() ? 2 : plan_.boxes - 1; }
 
   // Returns how many parts of a consumer's tile have elements in the matrix.
   template <int kOfColumns = kColumns>
@@ -92,7 +88,7 @@ class Sm90Epilogue {
     if (i >= part_rows(tile.row)) return;
     ptx::Mbarrier& full = header_.c_full[consumer_][to];
     ptx::mbarrier_arrive_expect_tx(full, box_bytes());
-    ptx::tma_load(box(to), maps_.side, full, tile.column + j * kColumns, tile.row + i * kRows,
+    ptx::tma_load(box(to), maps_.c, full, tile.column + j * kColumns, tile.row + i * kRows,
                   tile.batch);
   }
 
@@ -157,7 +153,7 @@ class Sm90Epilogue {
 #pragma unroll 1
     for (int i = 0; i < rows; ++i) {
 #pragma unroll 1
-      for (int j = 0; j < columns; ++j, ++number, slots_.advance(slots())) {
+      for (int j = 0; j < columns; ++j, ++number, slots_.advance(plan_.boxes)) {
         Part x;
         take(x, sums, i * kRowParts + j);
         x.scale(alpha_);
@@ -172,7 +168,7 @@ class Sm90Epilogue {
   }
 
   __device__ void finish_part(Part& x, int batch, int row, int column) {
-    unsigned char* const to = box(slots_.at * slot_boxes());
+    unsigned char* const to = box(slots_.at);
     if (adds_c()) {
       ptx::mbarrier_wait(header_.c_full[consumer_][slots_.at], slots_.parity);
       Part c;
@@ -180,13 +176,10 @@ class Sm90Epilogue {
       ptx::warp_sync();  // stmatrix overwrites values that other lanes read
       x.add(static_cast<float>(g_.beta), c);
     }
-    if (stores_aux()) write(x, to + box_bytes());
-    activate(g_.activation, x.at);
-    write(x, to);
+    with_type(g_.out.dtype, [&](auto zero) { BoxWriter<decltype(zero), kColumns>().write(x, to); });
     meet(is_leader(), stores_read());
     if (is_leader()) {
       ptx::tma_store(maps_.out, to, column, row, batch);
-      if (stores_aux()) ptx::tma_store(maps_.side, to + box_bytes(), column, row, batch);
       ptx::bulk_commit();
     }
   }
@@ -208,11 +201,6 @@ class Sm90Epilogue {
     consumer_sync(consumer_);
   }
 
-  __device__ void write(const Part& x, unsigned char* box) const {
-    with_type(g_.out.dtype,
-              [&](auto zero) { BoxWriter<decltype(zero), kColumns>().write(x, box); });
-  }
-
   Sm90Header& header_;
   const Sm90Maps& maps_;
   const GemmArgs& g_;
@@ -220,7 +208,7 @@ class Sm90Epilogue {
   const int consumer_;
   unsigned char* const boxes_;
   const float alpha_;
-  Ring slots_;  // boxes of the result, or pairs of boxes for the result and aux
+  Ring slots_;  // the boxes
 };
 
 }  // namespace amp_ext

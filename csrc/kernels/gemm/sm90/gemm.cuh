@@ -139,13 +139,12 @@ bool encode_maps(Sm90Maps& maps, const GemmArgs& g, const GemmPlan& plan) {
   const auto result = [&](CUtensorMap& map, const MatrixRef& x) {
     return encode(map, x, g.n, g.m, x.row_stride, g.batch, plan.box_columns, Sm90Tile::kBoxRows);
   };
-  const MatrixRef& side = g.c.data ? g.c : g.aux;
   const int64_t products = g.batch * g.terms;
   return encode_operand<typename Gemm::A>(maps.a, g.a, g.m, g.a.row_stride, g.k, g.a.column_stride,
                                           products) &&
          encode_operand<typename Gemm::B>(maps.b, g.b, g.n, g.b.column_stride, g.k, g.b.row_stride,
                                           products) &&
-         result(maps.out, g.out) && (!side.data || result(maps.side, side));
+         result(maps.out, g.out) && (!g.c.data || result(maps.c, g.c));
 }
 
 template <class T>

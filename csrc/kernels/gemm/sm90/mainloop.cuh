@@ -13,12 +13,12 @@ namespace amp_ext {
 
 constexpr int kAtom = Sm90Tile::kStep;  // elements in a swizzled row of 128 bytes
 
-// The tensor maps of a launch. `side` is c or aux.
+// The tensor maps of a launch.
 struct Sm90Maps {
   CUtensorMap a;
   CUtensorMap b;
+  CUtensorMap c;
   CUtensorMap out;
-  CUtensorMap side;
 };
 
 // A step of an operand in shared memory, with kExtent of m or n. Lines are contiguous as in global
