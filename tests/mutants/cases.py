@@ -419,9 +419,11 @@ def of_products(
         c = integers(m, n, dtype=out)
         more = {"bias": bias, "c": c, "alpha": 101.0, "beta": -3.0, "out_dtype": out}
         yield case(f"{name} with c to {out}", "gemm", *operands(F16), **more, prepare=forced())
-    for more in ({}, {"bias": integers(n, dtype=F16)}):  # results that are rounded
-        more |= {"alpha": 101.0, "out_dtype": F16, "prepare": forced()}
-        yield case(f"{name} rounded, with {len(more)}", "gemm", *operands(F16), **more)
+    # Results that are rounded.
+    for dtype, more in itertools.product((F16, BF16), ({}, {"bias": integers(n, dtype=F16)})):
+        text = f"{name} {str(dtype)[6:]} rounded, with {len(more)}"
+        more = {**more, "alpha": 101.0, "out_dtype": dtype, "prepare": forced()}
+        yield case(text, "gemm", *operands(dtype), **more)
     for dtype in () if sm90 else (F32, F16, BF16):
         bias = integers(2 * n, dtype=dtype)[::2]
         more = {"bias": bias, "out_dtype": F32, "prepare": forced()}
@@ -434,6 +436,8 @@ def of_products(
             yield case(f"{name}, many with c to {out}", "gemm", *operands(F16, k), **more)
             text = f"{name}, many to {out}"
             yield case(text, "gemm", *operands(F16, k), out_dtype=out, prepare=forced())
+            text = f"{name}, many of bf16 to {out}"
+            yield case(text, "gemm", *operands(BF16, k), out_dtype=out, prepare=forced())
             for plan in ({"splits": 2}, {"splits": 3}):
                 text = f"{name}, many with {plan} to {out}"
                 more = {"out_dtype": out, "prepare": forced(**plan)}
@@ -449,9 +453,6 @@ def of_products(
         if not sm90:
             yield case(f"{name} of {n - shifted} columns to {out}", "gemm", a, b, **more)
     n = size[1]
-    a, b = operands(F16, 72)  # sums that are rounded
-    more = {"bias": integers(n, dtype=F16), "out_dtype": F16}
-    yield case(f"{name} rounded", "gemm", a * 64, b, **more, prepare=forced())
     if sm90:
         a, b = integers(4 * m, 24, dtype=F16), by(False, integers(24, 4 * n, dtype=F16))
         more = {"bias": integers(4 * n, dtype=F16), "out_dtype": F16, "prepare": forced()}
@@ -469,7 +470,7 @@ def of_products(
     for plan in ({"splits": 2}, {"splits": 3}):
         into = integers(m, n, dtype=F32)
         text = f"{name} with {plan}"
-        given = operands(BF16, 264, 0)
+        given, bias = operands(BF16, 264, 0), integers(n, dtype=F32)
         yield case(text, "gemm_accumulate_", into, *given, prepare=forced(**plan))
         yield case(text, "gemm", *given, bias=bias, out_dtype=BF16, prepare=forced(**plan))
 

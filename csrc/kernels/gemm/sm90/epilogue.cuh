@@ -63,9 +63,9 @@ class Sm90Epilogue {
 
   __device__ static bool is_leader() { return consumer_thread() == 0; }
   __device__ bool adds_c() const { return g_.c.data && !plan_.reduce; }
-  // Returns how many previous boxes may still be read while a box is written; all others are free.
+  // Parts use all boxes. Returns how many previous boxes may still be read while a box is written.
   // With c, the third last box is loaded anew.
-  __device__ int stores_read() const { return adds_c() ? 2 : plan_.boxes - 1; }
+  __device__ int stores_read() const { return adds_c() ? 2 : Sm90Tile::kMostBoxes - 1; }
 
   // Returns how many parts of a consumer's tile have elements in the matrix.
   template <int kOfColumns = kColumns>
