@@ -10,7 +10,7 @@ namespace {
 constexpr auto kLinear = "amp_ext::linear";
 
 at::Tensor linear_op(const at::Tensor& x, const at::Tensor& weight,
-                  const std::optional<at::Tensor>& bias) {
+                     const std::optional<at::Tensor>& bias) {
   check_operand(kLinear, "x", x, x.device());
   check_operand(kLinear, "weight", weight, x.device());
   if (bias) check_operand(kLinear, "bias", *bias, x.device());
