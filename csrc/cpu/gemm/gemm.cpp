@@ -14,14 +14,12 @@
 namespace amp_ext::cpu {
 namespace {
 
-// Values of GemmArgs::variant: multiplied here, by the library in FP32, or by the library directly.
-// 0 selects the variant expected to be the fastest.
-constexpr int64_t kHere = 1, kWidened = 2, kDirect = 3;
+// Values of GemmArgs::variant: multiplied by the library in FP32, or by the library directly. 0
+// selects the way expected to be the fastest.
+constexpr int64_t kWidened = 1, kDirect = 2;
 
 // The most multiplications of a small product. The library's call alone costs as much.
 constexpr int64_t kSmallProduct = 1 << 17;
-// The most multiplications worth measuring here, in one thread.
-constexpr int64_t kMostHere = 1 << 23;
 
 // The most rows for which this code beats torch's FP16 instructions; 12 rows take 1.05 of their
 // time.
@@ -32,11 +30,8 @@ constexpr int64_t kLine = 1024;
 // Lines of sums have a multiple of this length: oneDNN generates and keeps code for each length.
 constexpr int64_t kLineUnit = 64;
 
-// Returns whether the product is added to out in fp32.
-bool accumulates(const GemmArgs& g) { return g.c.data && g.c.data == g.out.data && g.beta == 1; }
-
 bool is_sum(const GemmArgs& g) {
-  return g.out.dtype == DType::f32 && (!g.c.data || accumulates(g)) && !g.bias.data &&
+  return g.out.dtype == DType::f32 && (!g.c.data || adds_to_out(g)) && !g.bias.data &&
          static_cast<float>(g.alpha) == 1;
 }
 
@@ -72,12 +67,8 @@ int64_t small_workspace(const GemmArgs& g) {
   return g.m * g.k + (g.k + g.m) * round_up(g.n, kTileColumns) + g.k * g.n;
 }
 
-bool is_small(const GemmArgs& g, int64_t most) {
-  return g.terms == 1 && g.m * g.n <= most / std::max<int64_t>(g.k, 1);
-}
-
-bool can_be_here(const GemmArgs& g) {
-  return is_small(g, kMostHere) && g.k <= kSmallProduct && small_workspace(g) <= kMostWorkspace;
+bool is_small(const GemmArgs& g) {
+  return g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1);
 }
 
 void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Host& host) {
@@ -120,7 +111,7 @@ struct Plan {
 };
 
 Plan plan_of(const GemmArgs& g, const Host& host) {
-  const bool is_free = g.variant != kWidened && g.variant != kDirect;
+  const bool is_free = g.variant == 0;
   int64_t rows = std::min(g.m, kBlockExtent), columns = std::min(g.n, kBlockExtent);
   if (is_free && has_few_rows(g, has_tiles_of(g.b.dtype)))
     return {std::make_unique<FewRows>(g), rows, columns};
@@ -145,7 +136,7 @@ Plan plan_of(const GemmArgs& g, const Host& host) {
 
 void large_products(const GemmArgs& g, const Host& host) {
   const auto [multiplier, mb, nb] = plan_of(g, host);
-  const bool direct = is_sum(g), adds = direct && accumulates(g);
+  const bool direct = is_sum(g), adds = direct && adds_to_out(g);
   const int64_t ld_sums = round_up(nb, kLineUnit), sum_count = direct ? 0 : mb * ld_sums;
   float* const sums = host.workspace(sum_count + multiplier->workspace());
   float* const workspace = sums + sum_count;
@@ -193,25 +184,14 @@ const char* CpuBackend::why_slow(const GemmArgs& g, Services&) const {
 
 std::vector<int64_t> CpuBackend::gemm_variants(const GemmArgs& g, Services&) const {
   std::vector<int64_t> variants{0};
-  if (is_small(g, kSmallProduct)) {
-    variants.push_back(kWidened);
-  } else if (can_be_here(g)) {
-    variants.push_back(kHere);
-  }
+  if (is_small(g)) variants.push_back(kWidened);
   if (Direct::can(g, host_)) variants.push_back(kDirect);
   return variants;
 }
 
 Status CpuBackend::gemm(const GemmArgs& g, Services&) const {
-  if (g.batch * g.m * g.n == 0) {
-    // There is no work.
-  } else if (g.variant == kHere
-                 ? can_be_here(g)
-                 : g.variant != kWidened && g.variant != kDirect && is_small(g, kSmallProduct)) {
-    small_products(g, host_);
-  } else {
-    large_products(g, host_);
-  }
+  if (g.batch * g.m * g.n == 0) return Status::ok;
+  g.variant == 0 && is_small(g) ? small_products(g, host_) : large_products(g, host_);
   return Status::ok;
 }
 
