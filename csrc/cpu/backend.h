@@ -29,7 +29,7 @@ class CpuBackend final : public Backend {
   AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
   const char* why_not(const GemmArgs&) const override;
   Status gemm(const GemmArgs&, Services&) const override;
-  const char* why_slow(const GemmArgs&, Services&) const override;
+  const char* why_slow(const GemmArgs&, int capability) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
   bool multiplies(DType type) const override { return has_products_of(type); }
 

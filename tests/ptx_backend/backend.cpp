@@ -72,9 +72,8 @@ class PtxBackend final : public cuda::CudaBackend {
     return run("gemm", args, host, [&](Services& s) { return CudaBackend::gemm(args, s); });
   }
 
-  const char* why_slow(const GemmArgs& args, Services& host) const override {
-    PtxServices services(host);
-    return CudaBackend::why_slow(args, services);
+  const char* why_slow(const GemmArgs& args, int) const override {
+    return CudaBackend::why_slow(args, capability);
   }
 
   std::vector<int64_t> gemm_variants(const GemmArgs& args, Services& host) const override {
@@ -82,9 +81,9 @@ class PtxBackend final : public cuda::CudaBackend {
     return CudaBackend::gemm_variants(args, services);
   }
 
-  std::optional<GemmKernels> gemm_kernels(const cuda::Target&) const override {
+  std::optional<GemmKernels> gemm_kernels(int) const override {
     const int chosen = capability == 0 ? PTX_CAPABILITY : capability;
-    return GemmKernels{CudaBackend::gemm_kernels({.capability = chosen})->sm80, sm90};
+    return GemmKernels{CudaBackend::gemm_kernels(chosen)->sm80, sm90};
   }
 
  protected:

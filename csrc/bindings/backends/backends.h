@@ -89,8 +89,11 @@ void run(const char* op, const Backend& backend, c10::Device device,
          c10::function_ref<Status(Services&)> launch);
 
 // Calls launch(services) likewise on a CUDA device, and returns its status. The function is in
-// cuda.cpp, or without the CUDA kernels in none.cpp, and so are the next two functions.
+// cuda.cpp, or without the CUDA kernels in none.cpp, and so are the next three functions.
 Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch);
+
+// Returns the compute capability of a GPU, 90 for 9.0; 0 for the CPU, and without the CUDA kernels.
+int capability_of(c10::Device device);
 
 // Returns whether the device's current stream is being captured in a CUDA graph.
 bool is_capturing(c10::Device device);

@@ -82,12 +82,7 @@ void set_gemm_mode(const std::string& name) {
 std::string gemm_mode() { return kModes[static_cast<int>(mode.load())]; }
 
 std::optional<GemmKernels> gemm_kernels(const Backend& backend, c10::Device device) {
-  std::optional<GemmKernels> kernels;
-  run("amp_ext", backend, device, [&](Services& services) {
-    kernels = backend.gemm_kernels(services.target());
-    return Status::ok;
-  });
-  return kernels;
+  return backend.gemm_kernels(capability_of(device));
 }
 
 const Backend& choose(const char* op, c10::Device device) {
@@ -132,21 +127,12 @@ const char* obstacle_of(const Backend& backend, c10::Device device, GemmArgs& g)
   return backend.why_not(g) ? kNotVerified : nullptr;
 }
 
-const char* why_slow(const Backend& backend, c10::Device device, const GemmArgs& g) {
-  const char* reason = nullptr;
-  run("amp_ext", backend, device, [&](Services& services) {
-    reason = backend.why_slow(g, services);
-    return Status::ok;
-  });
-  return reason;
-}
-
 // Returns the backend of a product without measurements, and the reason.
 std::pair<const Backend*, const char*> default_gemm(c10::Device device, const GemmArgs& g) {
   if (!device.is_cpu()) return {nullptr, "not measured: torch's library"};
   if (const char* const obstacle = cpu_backend().why_not(g)) return {nullptr, obstacle};
   if (library_multiplies(g))
-    if (const char* const reason = why_slow(cpu_backend(), device, g)) return {nullptr, reason};
+    if (const char* const reason = cpu_backend().why_slow(g, 0)) return {nullptr, reason};
   return {&cpu_backend(), "16-bit or FP32 operands on a CPU"};
 }
 
@@ -180,7 +166,7 @@ const Backend* choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
   const Backend* const kernels = backend_of(device.type());
   const char* obstacle =
       kernels ? obstacle_of(*kernels, device, args) : "amp_ext has no kernels here";
-  if (!obstacle) obstacle = why_slow(*kernels, device, args);
+  if (!obstacle) obstacle = kernels->why_slow(args, capability_of(device));
   if (!obstacle && kernels != &cpu_backend()) {
     because("AMP_EXT_GEMM is kernel");
     if (kernels == cuda_backend()) args.variant = forced_variant;

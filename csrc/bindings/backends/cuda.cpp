@@ -74,11 +74,11 @@ class CudaServices final : public Services {
       : guard_(device), stream_(c10::cuda::getCurrentCUDAStream(device.index())) {}
 
   cuda::Target target() override {
-    const cudaDeviceProp& device = *at::cuda::getDeviceProperties(stream_.device_index());
-    return {.device = stream_.device_index(),
+    const c10::DeviceIndex device = stream_.device_index();
+    return {.device = device,
             .stream = stream_.stream(),
-            .multiprocessors = device.multiProcessorCount,
-            .capability = 10 * device.major + device.minor};
+            .multiprocessors = at::cuda::getDeviceProperties(device)->multiProcessorCount,
+            .capability = capability_of(stream_.device())};
   }
 
   void* scratch(size_t bytes) override {
@@ -125,6 +125,12 @@ class CudaServices final : public Services {
 Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch) {
   CudaServices services(device);
   return launch(services);
+}
+
+int capability_of(c10::Device device) {
+  if (!device.is_cuda()) return 0;
+  const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device.index());
+  return 10 * properties.major + properties.minor;
 }
 
 bool is_capturing(c10::Device device) {

@@ -51,6 +51,8 @@ Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> laun
   return launch(services);
 }
 
+int capability_of(c10::Device) { return 0; }
+
 bool is_capturing(c10::Device device) {
   if (!device.is_cuda()) return false;
   const c10::DeviceGuard guard(device);

@@ -189,15 +189,16 @@ void GradList::add_to(std::vector<MemoryUse>& uses) const {
 }
 
 void GradList::finish_writes() {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  for (const Gathered& g : gathered_) g.view.copy_(g.dense);
+  if (!gathered_.empty()) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    for (const Gathered& g : gathered_) g.view.copy_(g.dense);
+  }
   for (at::TensorImpl* const tensor : written_) mark_written(tensor);
 }
 
-void Arguments::check_apart(const GradList* grads) const {
-  std::vector<MemoryUse> uses = uses_;
-  if (grads) grads->add_to(uses);
-  check_overlap(op_, std::move(uses));
+void Arguments::check_apart(const GradList* grads) {
+  if (grads) grads->add_to(uses_);
+  check_overlap(op_, std::move(uses_));
 }
 
 void Arguments::mark_written() const {

@@ -126,7 +126,7 @@ class GradList {
 // The other tensors of a call, by name.
 class Arguments {
  public:
-  Arguments(const char* op, at::Device device) : op_(op), device_(device) {}
+  Arguments(const char* op, at::Device device) : op_(op), device_(device) { uses_.reserve(8); }
 
   // Returns one_element, or null for no tensor.
   template <class T>
@@ -168,8 +168,8 @@ class Arguments {
   }
 
   // Throws where memory that is written overlaps anything else, the gradients included. Call it
-  // after the last argument: nothing has been written before.
-  void check_apart(const GradList* grads = nullptr) const;
+  // once, after the last argument: nothing has been written before.
+  void check_apart(const GradList* grads = nullptr);
 
   // Bumps versions. Call it after the launch.
   void mark_written() const;

@@ -173,7 +173,7 @@ const char* CpuBackend::why_not(const GemmArgs& g) const {
   return g.a.dtype == DType::f64 || g.b.dtype == DType::f64 ? "FP64 operands" : nullptr;
 }
 
-const char* CpuBackend::why_slow(const GemmArgs& g, Services&) const {
+const char* CpuBackend::why_slow(const GemmArgs& g, int) const {
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
   const bool has_few_enough =
       g.m <= kMostRowsBesideTorch && has_few_rows(g, has_fast_products_of(g.b.dtype));

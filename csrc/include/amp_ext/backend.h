@@ -82,12 +82,12 @@ class GemmBackend {
   virtual const char* why_not(const GemmArgs&) const = 0;
   virtual Status gemm(const GemmArgs&, Services&) const = 0;
 
-  // Returns the subset of GemmArgs::kernels that runs on a device; empty for a backend without CUDA
-  // kernels.
-  virtual std::optional<GemmKernels> gemm_kernels(const cuda::Target&) const { return {}; }
+  // Returns the subset of GemmArgs::kernels that runs on GPUs of a compute capability, 90 for 9.0;
+  // empty for a backend without CUDA kernels.
+  virtual std::optional<GemmKernels> gemm_kernels(int /*capability*/) const { return {}; }
 
   // Returns a reason to prefer torch's library for an unmeasured product, else null.
-  virtual const char* why_slow(const GemmArgs&, Services&) const { return nullptr; }
+  virtual const char* why_slow(const GemmArgs&, int /*capability*/) const { return nullptr; }
 
   // Returns whether the device has instructions for products of a dtype.
   virtual bool multiplies(DType) const { return false; }

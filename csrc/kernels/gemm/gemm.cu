@@ -31,28 +31,28 @@ const char* CudaBackend::why_not(const GemmArgs& g) const {
 
 // Names products that TMA cannot load or store. Only the sm_80 kernel computes these, without
 // wgmma.
-const char* CudaBackend::why_slow(const GemmArgs& g, Services& services) const {
-  return services.target().capability == 90 && !can_run_sm90(g)
+const char* CudaBackend::why_slow(const GemmArgs& g, int capability) const {
+  return capability == 90 && !can_run_sm90(g)
              ? "not measured, and TMA takes no such addresses, strides or sizes: torch's library"
              : nullptr;
 }
 
 // Excludes compute capabilities 10 and 11. Without tcgen05 the sm_80 kernel would take four times
 // as long there as torch's library, and the driver would compile it for tens of seconds.
-std::optional<GemmKernels> CudaBackend::gemm_kernels(const Target& target) const {
-  const int major = target.capability / 10;
+std::optional<GemmKernels> CudaBackend::gemm_kernels(int capability) const {
+  const int major = capability / 10;
   GemmKernels kernels;
 #ifdef AMP_EXT_SM80
   kernels.sm80 = major >= 8 && major != 10 && major != 11;
 #endif
 #ifdef AMP_EXT_SM90
-  kernels.sm90 = target.capability == 90;
+  kernels.sm90 = capability == 90;
 #endif
   return kernels;
 }
 
 GemmDevice CudaBackend::device_of(const Target& target) const {
-  return {target.multiprocessors, gemm_kernels(target)->sm90};
+  return {target.multiprocessors, gemm_kernels(target.capability)->sm90};
 }
 
 GemmPlan CudaBackend::plan(const GemmArgs& g, const GemmDevice& device) const {
