@@ -14,7 +14,7 @@ PYTEST = bin/pytest $(WORKERS)
 FAKE_CUDA = ../.venv-cuda/bin/python fake_cuda/run.py --devices 2
 TRAINERS = lightning accelerate transformers timm torchvision peft
 KERNELS = backends gemm graph lists optim
-USES = autocast compat distributed integration layers scaler
+USES = autocast compat distributed integration scaler
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:

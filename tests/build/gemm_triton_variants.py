@@ -12,20 +12,21 @@ MULTIPLY = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
 FLOAT, HALF, BRAIN = range(3)
 """The numbers of dtypes in csrc/include/amp_ext/dtype.h."""
 TYPES = {HALF: "fp16", BRAIN: "bf16"}
-LARGE, MIDDLE, SMALL, SPLIT, FEW = (
+LARGE, MIDDLE, SMALL, SPLIT, FEW, ODD = (
     (1, 1, 4096, 4096, 512),
     (1, 1, 1024, 2048, 256),
     (1, 1, 512, 512, 512),
     (1, 1, 1024, 1024, 8192),
     (1, 1, 16, 4096, 4096),
+    (1, 1, 1024, 2049, 256),
 )
-"""Batch, terms, m, n and k of products with each tile, and with splits along k."""
+"""Batch, terms, m, n and k of products with each tile, splits along k, and odd rows."""
 
 # Name -> options of `_variant`. Odd sizes have a tile of their own.
 EPILOGUES: dict[str, dict[str, Any]] = {
     "bias": {"sizes": LARGE, "bias": BRAIN, "dtype": BRAIN},
     "accumulated": {"sizes": LARGE, "c": FLOAT, "out": FLOAT, "trans": (True, False)},
-    "c": {"sizes": MIDDLE, "c": HALF, "trans": (False, False)},
+    "c, bias": {"sizes": MIDDLE, "c": HALF, "bias": HALF, "trans": (False, False)},
     "splits": {"sizes": SPLIT, "bias": HALF},
     "odd sizes": {"sizes": (1, 1, 511, 513, 515)},
     "terms": {"sizes": (1, 3, 1024, 2048, 256), "trans": (True, False), "out": FLOAT},
@@ -33,8 +34,8 @@ EPILOGUES: dict[str, dict[str, Any]] = {
 
 # Results with unaligned rows, for sm_90: it has the fewest registers for them.
 ODD_ROWS: dict[str, dict[str, Any]] = {
-    "odd rows, accumulated": {"sizes": (1, 1, 1024, 2049, 256), "c": FLOAT, "out": FLOAT},
-    "odd rows, bias": {"sizes": (1, 1, 1024, 2049, 256), "bias": BRAIN, "dtype": BRAIN},
+    "odd rows, accumulated": {"sizes": ODD, "c": FLOAT, "out": FLOAT, "bias": BRAIN},
+    "odd rows, bias": {"sizes": ODD, "bias": BRAIN, "dtype": BRAIN},
 }
 
 

@@ -17,8 +17,6 @@ TILES = Path(__file__).resolve().parents[2] / "csrc/kernels/gemm/plan/tiles.h"
 # Issue slots from one box of a plain result to the next one, with or without a bias. A box has 64
 # rows of 128 bytes; a thread computes 32 of its 16-bit numbers or 16 of its 32-bit ones.
 MOST_SLOTS = 128
-# Between two boxes; fewer are between a result's and its aux'.
-LEAST_SLOTS = 60
 
 
 @cache
@@ -40,8 +38,7 @@ def boxes(kernel: Kernel) -> int:
 def slots(kernel: Kernel) -> list[int]:
     """Return the instructions from each box to the next one, for the shortest of them."""
     stores = [i for i, name in enumerate(kernel.sequence) if name.startswith("UTMASTG")]
-    between = (b - a for a, b in itertools.pairwise(stores))
-    return sorted(count for count in between if count >= LEAST_SLOTS)[: boxes(kernel)]
+    return sorted(b - a for a, b in itertools.pairwise(stores))[: boxes(kernel)]
 
 
 def consumers(kernel: Kernel) -> list[str]:

@@ -60,22 +60,21 @@ def test_gemm_accumulate_is_not_differentiable(executor: Executor, index: int) -
 
 
 @against_oracle
-@pytest.mark.parametrize("changed", NAMES)
+@pytest.mark.parametrize("changed", [*NAMES, "out"])
 @pytest.mark.parametrize("wanted", [("a",), ("c", "bias"), NAMES], ids="-".join)
 def test_in_place_changes_before_backward(
     executor: Executor, wanted: tuple[str, ...], changed: str
 ) -> None:
     """An in-place change before backward is an error if the gradient needs the old value."""
     leaves = FORMS["all"].leaves(SMALL, lambda shape: normal(shape, FP16, executor.device))
-    for name, leaf in leaves.items():
-        leaf.requires_grad_(name in wanted)
-    out = ops.gemm(**leaves, **FORMS["all"].options)
+    tensors = {name: leaf.requires_grad_(name in wanted) for name, leaf in leaves.items()}
+    tensors["out"] = ops.gemm(**leaves, **FORMS["all"].options)
     with torch.no_grad():
-        leaves[changed].mul_(2.0)
+        tensors[changed].mul_(2.0)
     needed = {"a": "b" in wanted, "b": "a" in wanted}
     error = pytest.raises(RuntimeError, match="modified by an inplace operation")
     with error if needed.get(changed) else contextlib.nullcontext():
-        out.sum().backward()
+        tensors["out"].sum().backward()
 
 
 @against_oracle

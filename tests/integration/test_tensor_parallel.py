@@ -157,6 +157,9 @@ def arguments(mesh: Any) -> None:
         ops.gemm(a, distribute_tensor(integers(8, 2), mesh, [Replicate()]))
     with pytest.raises(NotImplementedError, match="gemm_accumulate_: expected plain tensors"):
         ops.gemm_accumulate_(torch.zeros(2, 2), a, a, trans_b=True)
+    weight = distribute_tensor(integers(3, 7), mesh, [shard(1)])
+    with torch.inference_mode():
+        assert torch.equal(whole(ops.linear(a, weight)), whole(a) @ whole(weight).mT)
 
 
 # ---- layers --------------------------------------------------------------------------------------

@@ -36,10 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "build/mutants"
 SOURCES = ["amp_ext/scaler", "amp_ext/autocast", "amp_ext/optim", "amp_ext/nn.py"]
 SOURCES += ["csrc/bindings", "csrc/cpu"]
-# Conditions on vectors, and files that CPUs do not run.
+# Files that CPUs do not run.
 NOT_BROKEN = {"cuda.cpp", "triton.cpp", "triton.h"}
 # Folders of tests, where their names differ.
-TESTS_OF = {"nn.py": "layers", "checks": "lists", "isa": "lists", "params": "scaler"}
+TESTS_OF = {"nn.py": "gemm", "checks": "lists", "isa": "lists", "params": "scaler"}
 LEFT_OUT = ["bench", "build", "cudasim", "docs", "probe", "trainers"]  # tests of other code
 BUILT = re.compile(r"^(\.git|\.venv.*|build|dist)$|\.so$|\.pyc$|^_build_info\.py$")
 PASSED, FAILED, OUT_OF_TIME = 0, 64, 65  # exit codes of forks; an exception of the script is 1

@@ -196,9 +196,10 @@ void GradList::finish_writes() {
   for (at::TensorImpl* const tensor : written_) mark_written(tensor);
 }
 
-void Arguments::check_apart(const GradList* grads) {
-  if (grads) grads->add_to(uses_);
-  check_overlap(op_, std::move(uses_));
+void Arguments::check_apart(const GradList* grads) const {
+  std::vector<MemoryUse> uses = uses_;
+  if (grads) grads->add_to(uses);
+  check_overlap(op_, std::move(uses));
 }
 
 void Arguments::mark_written() const {

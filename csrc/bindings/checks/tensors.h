@@ -168,8 +168,8 @@ class Arguments {
   }
 
   // Throws where memory that is written overlaps anything else, the gradients included. Call it
-  // once, after the last argument: nothing has been written before.
-  void check_apart(const GradList* grads = nullptr);
+  // after the last argument, for each list: nothing has been written before.
+  void check_apart(const GradList* grads = nullptr) const;
 
   // Bumps versions. Call it after the launch.
   void mark_written() const;

@@ -49,28 +49,26 @@ struct Addend {
   explicit Addend(const at::Tensor& tensor)
       : sizes(tensor.sym_sizes().vec()), type(gradient_type(tensor)) {}
 
-  at::Tensor gradient(const at::Tensor& grad, double factor) const;
+  at::Tensor gradient(const at::Tensor& grad, double factor) const {
+    at::Tensor result = grad;
+    if (grad.sym_sizes() != c10::SymIntArrayRef(sizes)) {
+      std::vector<int64_t> dims;
+      const int64_t lead = grad.dim() - static_cast<int64_t>(sizes.size());
+      for (int64_t d = 0; d < grad.dim(); ++d) {
+        if (d < lead || (sizes[d - lead] == 1 && grad.sym_size(d) != 1)) dims.push_back(d);
+      }
+      // torch adds 16-bit elements in FP32; on a CPU it would copy them for an FP32 result.
+      const at::ScalarType sums =
+          factor == 1 && type == grad.scalar_type() ? type : wide(grad.scalar_type());
+      result = at::sum(grad, dims, /*keepdim=*/true, sums).view_symint(sizes);
+    }
+    if (factor != 1) result = result.to(wide(type)).mul(factor);
+    return result.to(type);
+  }
 
   std::vector<c10::SymInt> sizes;
   at::ScalarType type = at::kFloat;
 };
-
-at::Tensor Addend::gradient(const at::Tensor& grad, double factor) const {
-  at::Tensor result = grad;
-  if (grad.sym_sizes() != c10::SymIntArrayRef(sizes)) {
-    std::vector<int64_t> dims;
-    const int64_t lead = grad.dim() - static_cast<int64_t>(sizes.size());
-    for (int64_t d = 0; d < grad.dim(); ++d) {
-      if (d < lead || (sizes[d - lead] == 1 && grad.sym_size(d) != 1)) dims.push_back(d);
-    }
-    // torch adds 16-bit elements in FP32; on a CPU it would copy them for an FP32 result.
-    const at::ScalarType sums =
-        factor == 1 && type == grad.scalar_type() ? type : wide(grad.scalar_type());
-    result = at::sum(grad, dims, /*keepdim=*/true, sums).view_symint(sizes);
-  }
-  if (factor != 1) result = result.to(wide(type)).mul(factor);
-  return result.to(type);
-}
 
 // The backward pass of gemm.
 struct GemmBackward final : Node {

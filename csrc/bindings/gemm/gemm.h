@@ -63,7 +63,9 @@ inline at::ScalarType sums_dtype_of(const at::Tensor& a, const at::Tensor& b) {
   return wide(c10::promoteTypes(a.scalar_type(), b.scalar_type()));
 }
 
+// Checks one argument of `op`.
 void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
+
 // Check every argument except memory, and return the shape of the result.
 c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
                              const GemmOptions& options);

@@ -191,7 +191,11 @@ std::vector<int64_t> CpuBackend::gemm_variants(const GemmArgs& g, Services&) con
 
 Status CpuBackend::gemm(const GemmArgs& g, Services&) const {
   if (g.batch * g.m * g.n == 0) return Status::ok;
-  g.variant == 0 && is_small(g) ? small_products(g, host_) : large_products(g, host_);
+  if (g.variant == 0 && is_small(g)) {
+    small_products(g, host_);
+  } else {
+    large_products(g, host_);
+  }
   return Status::ok;
 }
 

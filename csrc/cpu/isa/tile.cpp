@@ -140,13 +140,6 @@ struct BF16 {
   }
 };
 
-template <class Function>
-void activate(float* values, int64_t n) {
-  for_each_vector(n, [=](int64_t i, int count) {
-    store(Function::value(load(values + i, count)), count, values + i);
-  });
-}
-
 float sum_of(Vector x) {
   float sum = 0;
   for (int i = 0; i < kLanes; ++i) sum += x[i];

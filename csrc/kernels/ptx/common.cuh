@@ -28,20 +28,6 @@ __device__ __forceinline__ uint32_t block_index() {
 // Reverses the bits of x.
 __device__ __forceinline__ uint32_t reversed_bits(uint32_t x) { return __brev(x); }
 
-// Approximates 1 / x to one unit in the last place; a subnormal result becomes 0.
-__device__ __forceinline__ float reciprocal(float x) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-// Approximates 2^x to two units in the last place; a subnormal result becomes 0.
-__device__ __forceinline__ float exp2(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
 // ---- memory ------------------------------------------------------------------------------------
 
 // Returns the block's dynamic shared memory as a T, aligned to 1024 bytes. All threads share the

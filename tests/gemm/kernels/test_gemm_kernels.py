@@ -132,13 +132,13 @@ def test_error_is_that_of_a_sum_in_fp32(tile: Tile, k: int, splits: int) -> None
 @every_tile
 @pytest.mark.parametrize("splits", [1, 4])
 def test_results_are_the_same_in_every_schedule(tile: Tile, splits: int) -> None:
-    m, n = tile.of(2, 2)
-    gemm = product_for(tile, m, n, 9 * tile.k, make=normal)
-    results = [
-        run(gemm, tile, schedule=Schedule(seed, 2 + seed), splits=splits) for seed in range(6)
-    ]
-    for result in results:
-        assert_same(result, results[0])
+    plain = product_for(tile, *tile.of(2, 2), 9 * tile.k, make=normal)
+    for gemm in (plain, plain._replace(c=normal(plain.shape, FP32, CPU))):
+        results = [
+            run(gemm, tile, schedule=Schedule(seed, 2 + seed), splits=splits) for seed in range(6)
+        ]
+        for result in results:
+            assert_same(result, results[0])
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])

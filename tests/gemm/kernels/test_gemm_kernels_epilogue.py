@@ -29,7 +29,7 @@ from ptx_backend.backend import Ptx, Schedule
 
 pytestmark = [pytest.mark.full, pytest.mark.ptx]
 
-SIDES = ("none", "plain", "c", "in-place")
+SIDES = ("plain", "c", "in-place")
 
 
 def values(gemm: Product, dtype: torch.dtype, aligned: bool = True) -> Tensor:
@@ -44,11 +44,7 @@ def with_side(gemm: Product, side: str, tile: Tile, bias_dtype: torch.dtype) -> 
         return gemm._replace(into=values(gemm, FP32, tile.aligned))
     bias = integers((gemm.shape[-1],), bias_dtype, CPU)
     gemm = gemm._replace(bias=bias)
-    if side == "plain":
-        return gemm
-    if side == "c":
-        gemm = gemm._replace(c=values(gemm, other_dtype), beta=-2.0)
-    return gemm
+    return gemm if side == "plain" else gemm._replace(c=values(gemm, other_dtype), beta=-2.0)
 
 
 @every_tile

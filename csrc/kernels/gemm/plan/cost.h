@@ -10,7 +10,8 @@
 namespace amp_ext {
 
 // A kernel's rates on one multiprocessor, per cycle. The rates for sm_90a are from an H100 under
-// its power limit. The rates for sm_80 are guesses.
+// its power limit, for plain results (is_plain); others take longer. The rates for sm_80 are
+// guesses.
 struct GemmRates {
   double multiply_adds;    // of 16-bit operands
   double operand_bytes;    // a and b, from L2 to registers
