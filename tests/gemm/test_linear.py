@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch._dynamo.testing
+from torch import Tensor
 
 from amp_ext import ops
 from autocast_cases import Seen
@@ -63,3 +66,21 @@ def test_dynamic_shapes_compile_once(executor: Executor) -> None:
         x = normal((rows, 7), FP16, executor.device)
         assert_same(compiled(x, weight), ops.linear(x, weight))
     assert counter.frame_count == 1
+
+
+@against_oracle
+def test_transforms_of_functions(executor: Executor) -> None:
+    """Function transforms work over parameters that require gradients, and over each other."""
+    x, weight = (normal((3, 3), FP64, executor.device) for _ in range(2))
+
+    def transformed(op: Callable[..., Tensor], parameter: Tensor) -> list[Tensor]:
+        def function(w: Tensor) -> Tensor:
+            return op(x, w).sigmoid()
+
+        jacobian = torch.func.jacrev(function)
+        gradient = torch.func.grad(lambda w: function(w).square().sum())
+        return [f(parameter) for f in (gradient, jacobian, torch.func.jacrev(jacobian))]
+
+    expected = transformed(torch.nn.functional.linear, weight)
+    for parameter in (weight, torch.nn.Parameter(weight)):
+        torch.testing.assert_close(transformed(ops.linear, parameter), expected)
