@@ -336,3 +336,11 @@ def test_neither_folder_nor_verification_is_needed(
     monkeypatch.setenv(variable, value)
     update_scale()
     assert library.calls("update_scale") == calls
+
+
+def test_triton_has_all_kinds_of_products() -> None:
+    """Triton's kernels are verified with addends, a sum of several products, and odd sizes."""
+    products = [case.arguments for case in cases("gemm_f16", "triton")]
+    assert any({"c", "bias", "alpha", "beta"} <= arguments.keys() for arguments in products)
+    assert any(arguments.get("sum_batch") for arguments in products)
+    assert any(arguments["a"].shape[-1] % 2 for arguments in products)
