@@ -45,7 +45,7 @@ DEFAULT_ARCHES = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
 MODULE_UNITS = 2
 
 # Compiled once per instruction set; which one runs is decided at run time.
-SIMD_SOURCES = {"span.cpp", "tile.cpp", "update.cpp"}
+SIMD_SOURCES = {"span.cpp", "rows.cpp", "update.cpp"}
 SIMD_FLAGS = {
     "baseline": "",
     "avx2": "-mavx2 -mfma -mf16c",
@@ -242,7 +242,7 @@ def cpu_units() -> list[Unit]:
     for source in sorted(Path("csrc/cpu").rglob("*.cpp")):
         # Fused multiply-adds would make results depend on the instruction set. Only matrix
         # products, whose order of summation is open, may have them.
-        contract = "fast" if source.name == "tile.cpp" else "off"
+        contract = "fast" if source.name == "rows.cpp" else "off"
         for isa in SIMD_FLAGS if x86 and source.name in SIMD_SOURCES else ["baseline"]:
             flags = [*cpu, f"-ffp-contract={contract}", f"-DAMP_EXT_ISA={isa}"]
             flags += SIMD_FLAGS[isa].split() + (identity() if source.name == "library.cpp" else [])

@@ -11,8 +11,8 @@ from cases import integers, threads
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 CPU = torch.device("cpu")
-DIRECT = 3  # a variant of the CPU backend
-BLOCKS = (64 + 5, 2 * 2048 + 7)  # m and n: a little over one or two blocks
+DIRECT, BLOCKS = 1, 2  # variants of the CPU backend
+PARTS = (64 + 5, 2 * 2048 + 7)  # m and n: a little over one or two parts
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -24,8 +24,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("k", [2 * 512 + 3, 515])
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-def test_blocks(dtype: torch.dtype, k: int, trans_a: bool, trans_b: bool) -> None:
-    m, n = BLOCKS
+def test_parts(dtype: torch.dtype, k: int, trans_a: bool, trans_b: bool) -> None:
+    m, n = PARTS
     a, b = integers((m, k), dtype, CPU), integers((k, n), dtype, CPU)
     stored_a = a.t().contiguous() if trans_a else a
     stored_b = b.t().contiguous() if trans_b else b
@@ -40,24 +40,30 @@ def test_blocks(dtype: torch.dtype, k: int, trans_a: bool, trans_b: bool) -> Non
 
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("trans_a", [False, True])
-@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
-def test_operands_as_they_lie(dtype: torch.dtype, trans_a: bool, trans_b: bool) -> None:
-    """The library multiplies 16-bit operands on any processor if the table has it so."""
-    m, n, k = 37, 70, 1023
+@pytest.mark.parametrize(("dtype", "variant"), [(FP16, DIRECT), (BF16, DIRECT), (BF16, BLOCKS)])
+def test_ways_that_a_table_chooses(
+    dtype: torch.dtype, variant: int, trans_a: bool, trans_b: bool
+) -> None:
+    """MKL multiplies 16-bit operands in place, and oneDNN in packed blocks, on any processor."""
+    m, n, k = 137, 170, 1023
     a, b = integers((m, 2 * k), dtype, CPU)[:, :k], integers((k, n), dtype, CPU)
     a = a.t().contiguous().t() if trans_a else a
     b = b.t().contiguous().t() if trans_b else b
     assert _C.start_noting()
     ops.gemm(a, b)
     (noted,) = _C.stop_noting()
-    if ("cpu", DIRECT) not in noted.candidates(triton=False):
-        pytest.skip("this torch was built without MKL")
+    served = torch.backends.mkl.is_available() if variant == DIRECT else _C.multiplies(BF16)
+    assert (("cpu", variant) in noted.candidates(triton=False)) == served
+    if not served:
+        pytest.skip("needs MKL in torch" if variant == DIRECT else "needs BF16 instructions")
     before = _C.gemm_mode()
     try:
         _C.set_gemm_mode("auto")
-        _C.set_measured("cpu", [(noted.key, "cpu", DIRECT, "a test says so")])
+        _C.set_measured("cpu", [(noted.key, "cpu", variant, "a test says so")])
         assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
-        assert torch.equal(ops.gemm(a, b), product(a, b).to(dtype))
+        for count in (1, 3, 7):
+            with threads(count):
+                assert torch.equal(ops.gemm(a, b), product(a, b).to(dtype)), count
     finally:
         _C.set_measured("cpu", [])
         _C.set_gemm_mode(before)
@@ -69,7 +75,7 @@ def test_oneDNN_may_be_turned_off() -> None:
         assert not _C.multiplies(BF16)
 
 
-def test_blocks_with_holes() -> None:
+def test_operands_with_holes() -> None:
     m, n, k = 40, 70, 2048 + 7  # a block of so few rows and columns has 2048 steps
     a, b = integers((k, 2 * m), BF16, CPU)[:, ::2].t(), integers((k, 3 * n), BF16, CPU)[:, ::3]
     c = integers((m, n), FP32, CPU)

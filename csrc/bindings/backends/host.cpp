@@ -1,7 +1,9 @@
-// Provides torch's threads, and products with FP32 sums by torch and by the MKL in torch's wheels.
+// Provides torch's threads, and products with FP32 sums by torch and by the MKL and oneDNN in
+// torch's wheels.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/native/CPUBlas.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
@@ -11,12 +13,13 @@
 
 #include "backends/backends.h"
 
-// Both are null if torch was built without MKL.
+// These are null if torch was built without MKL.
 extern "C" {
 using MklGemm = void(const char* trans_a, const char* trans_b, const int64_t* m, const int64_t* n,
                      const int64_t* k, const float* alpha, const void* a, const int64_t* lda,
                      const void* b, const int64_t* ldb, const float* beta, float* c,
                      const int64_t* ldc);
+[[gnu::weak]] MklGemm sgemm_64_;
 [[gnu::weak]] MklGemm gemm_f16f16f32_64_;
 [[gnu::weak]] MklGemm gemm_bf16bf16f32_64_;
 }
@@ -49,13 +52,38 @@ void torchs_gemm(const LibraryGemmArgs& g) {
 void mkls_gemm(const LibraryGemmArgs& g) {
   const auto letter = [](bool transposed) { return transposed ? "T" : "N"; };
   const float one = 1, beta = g.accumulate ? 1 : 0;
-  const auto gemm = g.dtype == DType::f16 ? gemm_f16f16f32_64_ : gemm_bf16bf16f32_64_;
+  const auto gemm = g.dtype == DType::f32   ? sgemm_64_
+                    : g.dtype == DType::f16 ? gemm_f16f16f32_64_
+                                            : gemm_bf16bf16f32_64_;
   gemm(letter(g.b_transposed), letter(g.a_transposed), &g.n, &g.m, &g.k, &one, g.b, &g.ldb, g.a,
        &g.lda, &beta, g.c, &g.ldc);
 }
 
 void library_gemm(const LibraryGemmArgs& g) {
-  g.dtype == DType::f32 ? torchs_gemm(g) : mkls_gemm(g);
+  // A call through torch's dispatcher takes 1 us longer.
+  sgemm_64_ ? mkls_gemm(g) : torchs_gemm(g);
+}
+
+void block_gemm(const LibraryGemmArgs& g) {
+  at::native::cpublas::brgemm(g.m, g.n, g.k, g.lda, g.ldb, g.ldc, g.accumulate,
+                              static_cast<const at::BFloat16*>(g.a),
+                              static_cast<const at::BFloat16*>(g.b), g.c);
+  at::native::cpublas::brgemm_release();  // AMX's registers
+}
+
+bool has_block_gemm() {
+  if (!at::globalContext().userEnabledMkldnn()) return false;
+  // oneDNN throws if the processor or ONEDNN_MAX_CPU_ISA leaves it without instructions.
+  static const bool works = [] {
+    const at::BFloat16 ones[2] = {1, 1};
+    float sum = 0;
+    try {
+      block_gemm({ones, ones, &sum, DType::bf16, 1, 1, 2, 2, 1, 1, false, false, false});
+    } catch (const std::exception&) {
+    }
+    return sum == 2;
+  }();
+  return works;
 }
 
 // Kept between calls: fresh memory would be mapped and cleared page by page every time.
@@ -79,8 +107,10 @@ bool torch_has_products_of(DType dtype) {
 }
 
 const Host& host() {
-  static const Host functions{parallel_for, [] { return int64_t{at::get_num_threads()}; },
-                              library_gemm, gemm_f16f16f32_64_ && gemm_bf16bf16f32_64_, workspace};
+  static const Host functions{parallel_for,   [] { return int64_t{at::get_num_threads()}; },
+                              library_gemm,   gemm_f16f16f32_64_ && gemm_bf16bf16f32_64_,
+                              has_block_gemm, block_gemm,
+                              workspace};
   return functions;
 }
 

@@ -1,7 +1,7 @@
 // Multiplies few rows. Threads share the columns, and each line of b is read once for all rows of
 // a.
 #include "gemm/large.h"
-#include "isa/tile.h"
+#include "isa/rows.h"
 
 namespace amp_ext::cpu {
 namespace {
@@ -18,7 +18,7 @@ constexpr int64_t kMostRowsBesideFast = 4;
 bool has_few_rows(const GemmArgs& g, bool beside_fast) {
   const bool is_16_bit = g.b.dtype == DType::f16 || g.b.dtype == DType::bf16;
   const bool has_lines = g.b.column_stride == 1 || g.b.row_stride == 1;
-  const int64_t most_rows = beside_fast ? kMostRowsBesideFast : tile_kernels().most_rows;
+  const int64_t most_rows = beside_fast ? kMostRowsBesideFast : row_kernels().most_rows;
   return g.m <= std::min(g.n, most_rows) && g.m * g.k <= kMostWorkspace && is_16_bit && has_lines;
 }
 
@@ -48,17 +48,17 @@ void FewRows::multiply(const Part& part, float* workspace, const Host& host) {
 
 void FewRows::add_columns(const Part& part, Range columns, const float* a, float* sums,
                           int64_t ld) const {
-  const TileKernels& tile = tile_kernels();
+  const RowKernels& kernels = row_kernels();
   const int type = static_cast<int>(g_.b.dtype);
   const auto b = [&](int64_t row) {
     return reinterpret_cast<const uint16_t*>(address(g_.b, part.matrix, row, columns.begin));
   };
   const bool is_one_line = columns.size == 1 && g_.b.row_stride == 1;
   if (g_.b.column_stride == 1 && !is_one_line) {
-    return tile.add_multiples[type](
+    return kernels.add_multiples[type](
         {a, b(0), sums, g_.k, g_.b.row_stride, ld, part.rows.size, g_.k, columns.size});
   }
-  tile.add_dots[type](
+  kernels.add_dots[type](
       {a, b(0), sums, g_.k, g_.b.column_stride, ld, part.rows.size, columns.size, g_.k});
 }
 

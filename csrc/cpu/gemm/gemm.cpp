@@ -1,6 +1,6 @@
-// Computes matrix products of 16-bit operands with FP32 sums and one rounding. Small products are
-// multiplied here, large ones by the library: directly if the processor has AMX for the type, else
-// widened to FP32 block by block.
+// Computes matrix products of 16-bit operands with FP32 sums and one rounding. The library
+// multiplies directly if the processor has AMX for the type, in packed blocks if it has other BF16
+// instructions, else widened to FP32 block by block.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -8,18 +8,19 @@
 #include "backend.h"
 #include "gemm/large.h"
 #include "gemm/operand.h"
+#include "isa/rows.h"
 #include "isa/span.h"
-#include "isa/tile.h"
 
 namespace amp_ext::cpu {
 namespace {
 
-// Values of GemmArgs::variant: multiplied by the library in FP32, or by the library directly. 0
-// selects the way expected to be the fastest.
-constexpr int64_t kWidened = 1, kDirect = 2;
+// Values of GemmArgs::variant: multiplied by the library directly, or in packed blocks. 0 selects
+// the way expected to be the fastest.
+constexpr int64_t kDirect = 1, kBlocks = 2;
 
-// The most multiplications of a small product. The library's call alone costs as much.
-constexpr int64_t kSmallProduct = 1 << 17;
+// The most multiplications of a product that takes less time here than torch's 16-bit one,
+// measured: widened, and in packed blocks.
+constexpr int64_t kSmallProduct = 1 << 17, kSmallInBlocks = 1 << 22;
 
 // The most rows for which this code beats torch's FP16 instructions; 12 rows take 1.05 of their
 // time.
@@ -38,7 +39,7 @@ bool is_sum(const GemmArgs& g) {
 // Finishes sums in place and rounds them to rows of `out`.
 void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, float* sums,
                  int64_t ld) {
-  const TileKernels& tile = tile_kernels();
+  const RowKernels& kernels = row_kernels();
   const auto narrow = span_kernels().narrow[static_cast<int>(g.out.dtype)];
   const bool combines = g.alpha != 1 || g.c.data || g.bias.data;
   for (int64_t i = 0; i < rows.size; ++i) {
@@ -53,55 +54,17 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
         float c[kLine], bias[kLine];
         if (g.c.data) widen(place(g.c), g.c.dtype, g.c.column_stride, count, c);
         if (g.bias.data) widen(address(g.bias, column), g.bias.dtype, g.bias.stride, count, bias);
-        tile.combine(values, count, static_cast<float>(g.alpha), static_cast<float>(g.beta),
-                     g.c.data ? c : nullptr, g.bias.data ? bias : nullptr);
+        kernels.combine(values, count, static_cast<float>(g.alpha), static_cast<float>(g.beta),
+                        g.c.data ? c : nullptr, g.bias.data ? bias : nullptr);
       }
       narrow(values, count, place(g.out));
     }
   }
 }
 
-// ---- small products ----
-
-int64_t small_workspace(const GemmArgs& g) {
-  return g.m * g.k + (g.k + g.m) * round_up(g.n, kTileColumns) + g.k * g.n;
+bool in_blocks(const GemmArgs& g, const Host& host) {
+  return !has_tiles_of(g.a.dtype) && Blocks::can(g, host);
 }
-
-bool is_small(const GemmArgs& g) {
-  return g.terms == 1 && g.m * g.n <= kSmallProduct / std::max<int64_t>(g.k, 1);
-}
-
-void small_product(const GemmArgs& g, int64_t batch, float* workspace, const Host& host) {
-  const int64_t ldb = round_up(g.n, kTileColumns);
-  float* const b = workspace;
-  float* const sums = b + g.k * ldb;
-  float* const a_buffer = sums + g.m * ldb;
-  float* const b_buffer = a_buffer + g.m * g.k;
-  const Block a = Widened(g.a).block(batch, {0, g.m}, {0, g.k}, a_buffer, host);
-  const Block from = Widened(g.b).block(batch, {0, g.k}, {0, g.n}, b_buffer, host);
-  for (int64_t p = 0; p < g.k; ++p) {
-    float* const row = b + p * ldb;
-    if (from.transposed) {
-      for (int64_t j = 0; j < g.n; ++j) row[j] = from.data[j * from.ld + p];
-    } else {
-      std::copy_n(from.data + p * from.ld, g.n, row);
-    }
-    std::fill(row + g.n, row + ldb, 0.0f);
-  }
-  tile_kernels().multiply(
-      {a.data, b, sums, g.m, g.k, a.transposed ? 1 : a.ld, a.transposed ? a.ld : 1, ldb});
-  finish_rows(g, batch, {0, g.m}, {0, g.n}, sums, ldb);
-}
-
-void small_products(const GemmArgs& g, const Host& host) {
-  const int64_t share = (1 << 20) / (g.m * g.n * std::max<int64_t>(g.k, 16));
-  parallel(host, g.batch, std::max<int64_t>(1, share), [&](int64_t begin, int64_t end) {
-    float* const workspace = host.workspace(small_workspace(g));
-    for (int64_t i = begin; i < end; ++i) small_product(g, i, workspace, host);
-  });
-}
-
-// ---- large products ----
 
 // A way to multiply, and the extents of the parts that it multiplies at a time.
 struct Plan {
@@ -113,10 +76,12 @@ struct Plan {
 Plan plan_of(const GemmArgs& g, const Host& host) {
   const bool is_free = g.variant == 0;
   int64_t rows = std::min(g.m, kBlockExtent), columns = std::min(g.n, kBlockExtent);
-  if (is_free && has_few_rows(g, has_tiles_of(g.b.dtype)))
+  if (is_free && has_few_rows(g, has_tiles_of(g.b.dtype) || in_blocks(g, host)))
     return {std::make_unique<FewRows>(g), rows, columns};
   if ((is_free ? has_tiles_of(g.a.dtype) : g.variant == kDirect) && Direct::can(g, host))
     return {std::make_unique<Direct>(g), rows, columns};
+  if (is_free ? in_blocks(g, host) : g.variant == kBlocks && Blocks::can(g, host))
+    return {std::make_unique<Blocks>(g, rows, columns, host.threads()), rows, columns};
   const int64_t threads = host.threads();
   int64_t depth = g.k, share = g.k;
   if (depth > kMostDepth) {
@@ -134,7 +99,7 @@ Plan plan_of(const GemmArgs& g, const Host& host) {
   return {std::make_unique<Widening>(g, rows, columns, depth, share), rows, columns};
 }
 
-void large_products(const GemmArgs& g, const Host& host) {
+void multiply(const GemmArgs& g, const Host& host) {
   const auto [multiplier, mb, nb] = plan_of(g, host);
   const bool direct = is_sum(g), adds = direct && adds_to_out(g);
   const int64_t ld_sums = round_up(nb, kLineUnit), sum_count = direct ? 0 : mb * ld_sums;
@@ -148,7 +113,7 @@ void large_products(const GemmArgs& g, const Host& host) {
         const Range rows{i, std::min(mb, g.m - i)};
         char* const out = const_cast<char*>(address(g.out, batch, i, j));
         float* const c = direct ? reinterpret_cast<float*>(out) : sums;
-        const int64_t ldc = direct ? g.out.row_stride : ld_sums;
+        const int64_t ldc = direct ? std::max(g.out.row_stride, columns.size) : ld_sums;
         if (g.terms * g.k == 0 && !adds) {
           for (int64_t r = 0; r < rows.size; ++r) std::fill_n(c + r * ldc, columns.size, 0.0f);
         }
@@ -174,7 +139,8 @@ const char* CpuBackend::why_not(const GemmArgs& g) const {
 }
 
 const char* CpuBackend::why_slow(const GemmArgs& g, int) const {
-  const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= kSmallProduct;
+  const int64_t small = in_blocks(g, host_) ? kSmallInBlocks : kSmallProduct;
+  const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= small;
   const bool has_few_enough =
       g.m <= kMostRowsBesideTorch && has_few_rows(g, has_fast_products_of(g.b.dtype));
   return is_large && has_products_of(g.a.dtype) && !has_few_enough
@@ -184,18 +150,13 @@ const char* CpuBackend::why_slow(const GemmArgs& g, int) const {
 
 std::vector<int64_t> CpuBackend::gemm_variants(const GemmArgs& g, Services&) const {
   std::vector<int64_t> variants{0};
-  if (is_small(g)) variants.push_back(kWidened);
   if (Direct::can(g, host_)) variants.push_back(kDirect);
+  if (Blocks::can(g, host_)) variants.push_back(kBlocks);
   return variants;
 }
 
 Status CpuBackend::gemm(const GemmArgs& g, Services&) const {
-  if (g.batch * g.m * g.n == 0) return Status::ok;
-  if (g.variant == 0 && is_small(g)) {
-    small_products(g, host_);
-  } else {
-    large_products(g, host_);
-  }
+  if (g.batch * g.m * g.n > 0) multiply(g, host_);
   return Status::ok;
 }
 

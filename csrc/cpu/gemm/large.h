@@ -23,6 +23,14 @@ inline int64_t cached_extent(int64_t extent, int64_t other, int64_t threads) {
   return std::min({extent, kBlockExtent, threads * std::max(kCachedExtent, lines)});
 }
 
+// The layout of an operand with dense rows or columns. ld is 0 if neither are dense.
+struct Layout {
+  int64_t ld = 0;
+  bool transposed = false;
+};
+
+Layout layout_of(const MatrixRef& x, int64_t rows, int64_t columns);
+
 // A part of a result: c = (rows of a) @ (columns of b), or c += that, in fp32. c is row-major.
 struct Part {
   int64_t matrix;  // index in the batches a and b
@@ -75,6 +83,24 @@ class Direct final : public Multiplier {
 
  private:
   const GemmArgs& g_;
+};
+
+// Packs BF16 operands and multiplies them in blocks.
+class Blocks final : public Multiplier {
+ public:
+  static bool can(const GemmArgs& g, const Host& host);
+
+  Blocks(const GemmArgs& g, int64_t rows, int64_t columns, int64_t threads);
+
+  int64_t workspace() const override;
+  void multiply(const Part&, float* workspace, const Host&) override;
+
+ private:
+  int64_t task_floats() const;
+  void multiply_task(const Part&, float* workspace, const Host&) const;
+
+  const GemmArgs& g_;
+  int64_t rows_, columns_, steps_, tasks_;
 };
 
 // Reads b once and widens it on the way, for has_few_rows().

@@ -1,14 +1,6 @@
 #include "gemm/large.h"
 
 namespace amp_ext::cpu {
-namespace {
-
-// The layout of an operand with dense rows or columns. ld is 0 if neither are dense.
-struct Layout {
-  int64_t ld = 0;
-  bool transposed = false;
-};
-
 Layout layout_of(const MatrixRef& x, int64_t rows, int64_t columns) {
   if (x.column_stride == 1 && (rows == 1 || x.row_stride >= columns))
     return {std::max(x.row_stride, columns), false};
@@ -16,8 +8,6 @@ Layout layout_of(const MatrixRef& x, int64_t rows, int64_t columns) {
     return {std::max(x.column_stride, rows), true};
   return {};
 }
-
-}  // namespace
 
 bool Direct::can(const GemmArgs& g, const Host& host) {
   const bool is_16_bit = g.a.dtype == DType::f16 || g.a.dtype == DType::bf16;
@@ -29,8 +19,8 @@ void Direct::multiply(const Part& part, float*, const Host& host) {
   const Layout a = layout_of(g_.a, g_.m, g_.k), b = layout_of(g_.b, g_.k, g_.n);
   host.library_gemm({address(g_.a, part.matrix, part.rows.begin, 0),
                      address(g_.b, part.matrix, 0, part.columns.begin), part.c, g_.a.dtype,
-                     part.rows.size, part.columns.size, g_.k, a.ld, b.ld,
-                     std::max(part.ldc, part.columns.size), a.transposed, b.transposed, part.adds});
+                     part.rows.size, part.columns.size, g_.k, a.ld, b.ld, part.ldc, a.transposed,
+                     b.transposed, part.adds});
 }
 
 Widening::Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth, int64_t share)

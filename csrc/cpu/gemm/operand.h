@@ -10,6 +10,8 @@
 
 namespace amp_ext::cpu {
 
+constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
 // Elements that justify waking a thread for conversion only.
 constexpr int64_t kConvertGrain = 1 << 16;
 

@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "backend.h"
+#include "isa/rows.h"
 #include "isa/span.h"
-#include "isa/tile.h"
 #include "isa/update.h"
 
 namespace amp_ext::cpu {
@@ -16,7 +16,7 @@ namespace amp_ext::cpu {
 #define AMP_EXT_DECLARE_KERNELS(isa)         \
   namespace isa {                            \
   extern const SpanKernels kernels;          \
-  extern const TileKernels tile_kernels;     \
+  extern const RowKernels row_kernels;       \
   extern const UpdateKernels update_kernels; \
   }
 
@@ -30,7 +30,7 @@ namespace {
 
 struct Kernels {
   const SpanKernels& span;
-  const TileKernels& tile;
+  const RowKernels& row;
   const UpdateKernels& update;
 };
 
@@ -50,10 +50,10 @@ Kernels choose() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
   if (avx512 && allowed("avx512"))
-    return {avx512::kernels, avx512::tile_kernels, avx512::update_kernels};
-  if (avx2 && allowed("avx2")) return {avx2::kernels, avx2::tile_kernels, avx2::update_kernels};
+    return {avx512::kernels, avx512::row_kernels, avx512::update_kernels};
+  if (avx2 && allowed("avx2")) return {avx2::kernels, avx2::row_kernels, avx2::update_kernels};
 #endif
-  return {baseline::kernels, baseline::tile_kernels, baseline::update_kernels};
+  return {baseline::kernels, baseline::row_kernels, baseline::update_kernels};
 }
 
 // Whether the processor multiplies 16-bit types with FP32 sums, and whether by AMX (tiles).
@@ -109,7 +109,7 @@ bool has_fast_products_of(DType type) {
 }
 
 const SpanKernels& span_kernels() { return kernels().span; }
-const TileKernels& tile_kernels() { return kernels().tile; }
+const RowKernels& row_kernels() { return kernels().row; }
 const UpdateKernels& update_kernels() { return kernels().update; }
 
 }  // namespace amp_ext::cpu

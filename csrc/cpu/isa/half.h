@@ -1,4 +1,4 @@
-// Converts fp16 to fp32, for span.cpp and tile.cpp and under their rules.
+// Converts fp16 to fp32, for span.cpp and rows.cpp and under their rules.
 #pragma once
 
 #include <cstdint>

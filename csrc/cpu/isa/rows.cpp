@@ -1,6 +1,6 @@
-// Defines the tile kernels, compiled once per instruction set under the rules of span.cpp. A
+// Defines the row kernels, compiled once per instruction set under the rules of span.cpp. A
 // multiply and an add may fuse here: the order of a product's sum is not promised.
-#include "isa/tile.h"
+#include "isa/rows.h"
 
 #include <cstring>
 
@@ -23,41 +23,6 @@ constexpr int kVectorBytes = 16;
 
 typedef float Vector __attribute__((vector_size(kVectorBytes)));
 constexpr int kLanes = kVectorBytes / 4;
-
-constexpr int kVectors = kTileColumns / kLanes < 4 ? kTileColumns / kLanes : 4;
-constexpr int kGroup = kVectors * kLanes;
-constexpr int kRows = 4;
-
-inline Vector load(const float* from) {
-  Vector result;
-  std::memcpy(&result, from, sizeof result);
-  return result;
-}
-
-// Computes kRowCount rows of c, kGroup columns, over all of k, with the sums in registers.
-template <int kRowCount>
-void multiply_group(const TileArgs& t, const float* a, const float* b, float* c) {
-  Vector sums[kRowCount][kVectors] = {};
-  for (int64_t p = 0; p < t.k; ++p) {
-    for (int v = 0; v < kVectors; ++v) {
-      const Vector factor = load(b + p * t.ldb + v * kLanes);
-      for (int r = 0; r < kRowCount; ++r) {
-        sums[r][v] += a[r * t.a_row + p * t.a_column] * factor;
-      }
-    }
-  }
-  for (int r = 0; r < kRowCount; ++r) std::memcpy(c + r * t.ldb, sums[r], sizeof sums[r]);
-}
-
-void multiply(const TileArgs& t) {
-  for (int64_t j = 0; j < t.ldb; j += kGroup) {
-    int64_t i = 0;
-    for (; i + kRows <= t.m; i += kRows) {
-      multiply_group<kRows>(t, t.a + i * t.a_row, t.b + j, t.c + i * t.ldb + j);
-    }
-    for (; i < t.m; ++i) multiply_group<1>(t, t.a + i * t.a_row, t.b + j, t.c + i * t.ldb + j);
-  }
-}
 
 void combine(float* values, int64_t n, float alpha, float beta, const float* c, const float* bias) {
   if (alpha != 1) {
@@ -164,36 +129,26 @@ constexpr int kLines = kLanes == 16 ? 8 : 4;
 // The limits are measured.
 constexpr int64_t kMostRows = kLanes == 16 ? 32 : kLanes == 8 ? 16 : 4;
 
-// Keeps kSums sums for each row and line. The loops are unrolled and inlined, since sums indexed at
-// run time would be kept in memory.
-template <class Half, int kRowCount, int kLineCount, int kSums>
+// Keeps a sum for each row and line. The loops are unrolled and inlined, since sums indexed at run
+// time would be kept in memory.
+template <class Half, int kRowCount, int kLineCount>
 void add_dots(const FewRowsArgs& x, int64_t row, int64_t line) {
   const float* const a = x.a + row * x.lda;
   const uint16_t* const b = x.b + line * x.ldb;
-  Vector sums[kRowCount][kLineCount][kSums] = {};
-  const auto add = [&](int64_t i, int s, int count) __attribute__((always_inline)) {
+  Vector sums[kRowCount][kLineCount] = {};
+  for_each_vector(x.n, [&](int64_t i, int count) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int l = 0; l < kLineCount; ++l) {
       const Vector factor = Half::load(b + l * x.ldb + i, count);
 #pragma GCC unroll 2
-      for (int r = 0; r < kRowCount; ++r) sums[r][l][s] += load(a + r * x.lda + i, count) * factor;
+      for (int r = 0; r < kRowCount; ++r) sums[r][l] += load(a + r * x.lda + i, count) * factor;
     }
-  };
-  int64_t i = 0;
-  for (; i + kSums * kLanes <= x.n; i += kSums * kLanes) {
-#pragma GCC unroll 8
-    for (int s = 0; s < kSums; ++s) add(i + s * kLanes, s, kLanes);
-  }
-  for_each_vector(x.n - i, [&](int64_t j, int count) { add(i + j, 0, count); });
+  });
 #pragma GCC unroll 2
   for (int r = 0; r < kRowCount; ++r) {
-    float* const to = x.sums + (row + r) * x.sums_ld + line;
 #pragma GCC unroll 8
-    for (int l = 0; l < kLineCount; ++l) {
-#pragma GCC unroll 8
-      for (int s = 1; s < kSums; ++s) sums[r][l][0] += sums[r][l][s];
-      to[l] += sum_of(sums[r][l][0]);
-    }
+    for (int l = 0; l < kLineCount; ++l)
+      x.sums[(row + r) * x.sums_ld + line + l] += sum_of(sums[r][l]);
   }
 }
 
@@ -214,20 +169,13 @@ void add_multiples(const FewRowsArgs& x, int64_t row, int64_t line) {
   });
 }
 
-// Adds in an order that depends only on the number of rows. A line's place in a group varies with
-// the number of threads.
+// Adds in an order that depends only on n. A line's place in a group varies with the number of
+// threads.
 template <class Half>
 void add_dots(const FewRowsArgs& x) {
-  // One row is bound by memory, which a single stream reads fastest. Eight sums hide the latency of
-  // an addition.
-  if (x.rows == 1) {
-    for (int64_t line = 0; line < x.lines; ++line) add_dots<Half, 1, 1, 8>(x, 0, line);
-    return;
-  }
-  // Several rows are bound by arithmetic, so lines share the loads of a.
   for_each_group<kLines>(x.lines, [&](auto lines, int64_t line) {
     for_each_group<2>(x.rows, [&](auto rows, int64_t row) {
-      add_dots<Half, rows.value, lines.value, 1>(x, row, line);
+      add_dots<Half, rows.value, lines.value>(x, row, line);
     });
   });
 }
@@ -245,9 +193,8 @@ void add_multiples(const FewRowsArgs& x) {
 
 namespace AMP_EXT_ISA {
 
-extern const TileKernels tile_kernels;
-const TileKernels tile_kernels = {
-    multiply,
+extern const RowKernels row_kernels;
+const RowKernels row_kernels = {
     kMostRows,
     {nullptr, add_dots<F16>, add_dots<BF16>, nullptr},
     {nullptr, add_multiples<F16>, add_multiples<BF16>, nullptr},

@@ -1,35 +1,16 @@
-// Declares the CPU backend's small matrix product and epilogues, compiled once per instruction set
-// from tile.cpp.
+// Declares the CPU backend's products of few rows and its epilogues, compiled once per instruction
+// set from rows.cpp.
 #pragma once
 
 #include <cstdint>
 
-#include "amp_ext/gemm.h"
+#include "amp_ext/dtype.h"
 
 namespace amp_ext::cpu {
 
-// The columns of a group, computed together.
-constexpr int64_t kTileColumns = 32;
-
-constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-// Computes c = a @ b in fp32. Element (i, p) of a is a[i * a_row + p * a_column]. b and c are
-// row-major with leading dimension ldb, a multiple of kTileColumns.
-struct TileArgs {
-  const float* a;
-  const float* b;
-  float* c;
-  int64_t m;
-  int64_t k;
-  int64_t a_row;
-  int64_t a_column;
-  int64_t ldb;
-};
-
 // Multiplies few rows of a with lines of b, which are its rows or columns.
 //   add_dots: sums[r * sums_ld + l] += the sum of a[r * lda + i] * b[l * ldb + i] over i < n
-//   add_multiples: sums[r * sums_ld + i] += the sum of a[r * lda + l] * b[l * ldb + i] over l <
-//   lines
+//   add_multiples: sums[r * sums_ld + i] += the sum of a[r * lda + l] * b[l * ldb + i] over l
 struct FewRowsArgs {
   const float* a;
   const uint16_t* b;
@@ -42,8 +23,7 @@ struct FewRowsArgs {
   int64_t n;
 };
 
-struct TileKernels {
-  void (*multiply)(const TileArgs&);
+struct RowKernels {
   // The most rows for which the next two kernels beat widening all of b for a library. They widen a
   // line once for every two rows.
   int64_t most_rows;
@@ -56,6 +36,6 @@ struct TileKernels {
 };
 
 // Returns the kernels of the widest instruction set that this processor runs.
-const TileKernels& tile_kernels();
+const RowKernels& row_kernels();
 
 }  // namespace amp_ext::cpu
