@@ -24,9 +24,6 @@ constexpr int64_t kPadding = 32;
 // kDivisible are halved to balance threads.
 constexpr int64_t kUnit = 16, kDivisible = 256;
 
-// The most steps of k at a time.
-constexpr int64_t kMostSteps = 512;
-
 // Multiplications that justify waking a thread.
 constexpr int64_t kMultiplyGrain = 1 << 21;
 
@@ -161,7 +158,7 @@ Blocks::Blocks(const GemmArgs& g, int64_t rows, int64_t columns, int64_t threads
     : g_(g),
       rows_(rows),
       columns_(columns),
-      steps_(round_up(std::min(g.k, kMostSteps), kStepUnit)),
+      steps_(round_up(std::min(g.k, kMostDepth), kStepUnit)),
       tasks_(1) {
   const auto is_uneven = [&] { return round_up(tasks_, threads) > tasks_ + tasks_ / 8; };
   while (is_uneven() && std::max(rows_, columns_) > (tasks_ < threads ? kBlock : kDivisible)) {
