@@ -175,7 +175,6 @@ int64_t GradList::numel() const {
 void GradList::add_to(std::vector<MemoryUse>& uses) const {
   if (is_apart_) return;
   const size_t first = uses.size();
-  uses.reserve(first + refs_.size());
   for (size_t i = 0; i < refs_.size(); ++i) {
     const TensorRef& ref = refs_[i];
     const MemoryRange range(ref.data, ref.numel * size_of(ref.dtype));
@@ -197,7 +196,9 @@ void GradList::finish_writes() {
 }
 
 void Arguments::check_apart(const GradList* grads) const {
-  std::vector<MemoryUse> uses = uses_;
+  std::vector<MemoryUse> uses;
+  uses.reserve(uses_.size() + (grads ? grads->args().size : 0));
+  uses.assign(uses_.begin(), uses_.end());
   if (grads) grads->add_to(uses);
   check_overlap(op_, std::move(uses));
 }

@@ -126,7 +126,7 @@ class GradList {
 // The other tensors of a call, by name.
 class Arguments {
  public:
-  Arguments(const char* op, at::Device device) : op_(op), device_(device) { uses_.reserve(8); }
+  Arguments(const char* op, at::Device device) : op_(op), device_(device) {}
 
   // Returns one_element, or null for no tensor.
   template <class T>
@@ -177,7 +177,7 @@ class Arguments {
  private:
   const char* op_;
   at::Device device_;
-  std::vector<MemoryUse> uses_;
+  c10::SmallVector<MemoryUse, 4> uses_;
   c10::SmallVector<at::TensorImpl*, 6> tensors_;  // the written ones
 };
 
