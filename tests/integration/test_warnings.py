@@ -21,7 +21,7 @@ def test_the_place_of_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys.modules["amp_ext.tune"], "_right_candidates", broken)
     with pytest.warns(match="out of registers") as warned, amp_ext.tune():
-        ops.gemm(torch.ones(30, 40), torch.ones(40, 50))
+        ops.gemm(torch.ones(30, 40).bfloat16(), torch.ones(40, 50).bfloat16())
     failed = {"none update_scale": verify.Result("out of registers", "")}
     monkeypatch.setenv("AMP_EXT_VERIFY", "1")
     monkeypatch.setattr(verify, "known", lambda device: failed)
