@@ -338,32 +338,22 @@ struct Routes {
   }
 #undef AMP_EXT_TORCHS
 
-  // Calls an op of ours with its tensors cast, in every region of torch's autocast. A view of a
-  // copy would pass on a gradient of the copy's type: a vector x becomes a matrix before.
-  static void call_ours(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  // Calls our linear with its tensors cast, in every region of torch's autocast. A view of a copy
+  // would pass on a gradient of the copy's type: a vector x becomes a matrix before.
+  static at::Tensor our_linear(const at::Tensor& x, const at::Tensor& weight,
+                               const OptionalTensor& bias) {
     const NoAutocast guard;
-    const auto& arguments = op.schema().arguments();
-    c10::IValue* const values = stack->data() + stack->size() - arguments.size();
-    const bool is_vector = values[0].toTensor().dim() == 1;
-    if (is_vector) values[0] = values[0].toTensor().unsqueeze(0);
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      if (!values[i].isTensor()) continue;
-      const at::Tensor tensor = values[i].toTensor();
-      const bool fits = is_accepted(tensor, kDevice);
-      if (arguments[i].name().find("bias") != std::string::npos) {
-        if (fits) values[i] = addend(tensor);
-      } else {
-        values[i] = fits ? low(tensor)
-                         : at::autocast::cached_cast(at::autocast::get_autocast_dtype(kDevice),
-                                                     tensor, kDevice);
-      }
-    }
-    op.callBoxed(*stack);
-    if (is_vector) stack->back() = stack->back().toTensor().squeeze(0);
-  }
-
-  static void register_ours(torch::Library& m) {
-    m.impl("linear", torch::CppFunction::makeFromBoxedFunction<&call_ours>());
+    const auto cast = [](const at::Tensor& tensor) {
+      const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
+      return is_accepted(tensor, kDevice) ? lowered(tensor, type)
+                                          : at::autocast::cached_cast(type, tensor, kDevice);
+    };
+    OptionalTensor addends = bias;
+    if (bias && is_accepted(*bias, kDevice)) addends = addend(*bias);
+    const bool is_vector = x.dim() == 1;
+    const at::Tensor result =
+        amp_ext::linear(cast(is_vector ? x.unsqueeze(0) : x), cast(weight), addends);
+    return is_vector ? result.squeeze(0) : result;
   }
 
   static std::unique_ptr<torch::Library> override_torchs(c10::DispatchKey key) {
@@ -416,7 +406,11 @@ TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
          torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(override_torchs)));
 }
 
-TORCH_LIBRARY_IMPL(amp_ext, AutocastCPU, m) { Routes<c10::DeviceType::CPU>::register_ours(m); }
-TORCH_LIBRARY_IMPL(amp_ext, AutocastCUDA, m) { Routes<c10::DeviceType::CUDA>::register_ours(m); }
+TORCH_LIBRARY_IMPL(amp_ext, AutocastCPU, m) {
+  m.impl("linear", TORCH_FN(Routes<c10::DeviceType::CPU>::our_linear));
+}
+TORCH_LIBRARY_IMPL(amp_ext, AutocastCUDA, m) {
+  m.impl("linear", TORCH_FN(Routes<c10::DeviceType::CUDA>::our_linear));
+}
 
 }  // namespace amp_ext

@@ -38,6 +38,10 @@ c10::TypedOperatorHandle<Signature> typed_op(const char* name) {
 // Calls the op through the dispatcher.
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
 
+// Computes x @ weight.T + bias by gemm.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
+                  const std::optional<at::Tensor>& bias);
+
 // A function of options in the signature of gemm.
 template <auto kFunction>
 at::Tensor gemm_op(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool trans_b,

@@ -5,12 +5,10 @@
 #include "gemm/gemm.h"
 
 namespace amp_ext {
-namespace {
 
-constexpr auto kLinear = "amp_ext::linear";
-
-at::Tensor linear_op(const at::Tensor& x, const at::Tensor& weight,
-                     const std::optional<at::Tensor>& bias) {
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
+                  const std::optional<at::Tensor>& bias) {
+  constexpr auto kLinear = "amp_ext::linear";
   check_operand(kLinear, "x", x, x.device());
   check_operand(kLinear, "weight", weight, x.device());
   if (bias) check_operand(kLinear, "bias", *bias, x.device());
@@ -21,15 +19,12 @@ at::Tensor linear_op(const at::Tensor& x, const at::Tensor& weight,
               ", got shape ", x.sym_sizes());
   TORCH_CHECK(!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)), kLinear,
               ": bias must have shape [", weight.sym_size(0), "], got shape ", bias->sym_sizes());
-  if (x.dim() == 1) return linear_op(x.unsqueeze(0), weight, bias).squeeze(0);
+  if (x.dim() == 1) return amp_ext::linear(x.unsqueeze(0), weight, bias).squeeze(0);
   return gemm(x, weight, {.trans_b = true, .bias = bias});
 }
 
-}  // namespace
-
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  m.impl("linear",
-         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(linear_op)));
+  m.impl("linear", torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(linear)));
 }
 
 }  // namespace amp_ext
