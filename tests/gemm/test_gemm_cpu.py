@@ -40,11 +40,13 @@ def test_parts(dtype: torch.dtype, k: int, trans_a: bool, trans_b: bool) -> None
 
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("trans_a", [False, True])
-@pytest.mark.parametrize(("dtype", "variant"), [(FP16, DIRECT), (BF16, DIRECT), (BF16, BLOCKS)])
+@pytest.mark.parametrize(
+    ("dtype", "variant"), [(FP16, DIRECT), (BF16, DIRECT), (BF16, BLOCKS)], ids=str
+)
 def test_ways_that_a_table_chooses(
     dtype: torch.dtype, variant: int, trans_a: bool, trans_b: bool
 ) -> None:
-    """MKL multiplies 16-bit operands in place, and oneDNN in packed blocks, on any processor."""
+    """MKL multiplies 16-bit operands in place, and oneDNN BF16 operands in packed blocks."""
     m, n, k = 137, 170, 1023
     a, b = integers((m, 2 * k), dtype, CPU)[:, :k], integers((k, n), dtype, CPU)
     a = a.t().contiguous().t() if trans_a else a
@@ -76,7 +78,7 @@ def test_oneDNN_may_be_turned_off() -> None:
 
 
 def test_operands_with_holes() -> None:
-    m, n, k = 40, 70, 2048 + 7  # a block of so few rows and columns has 2048 steps
+    m, n, k = 40, 70, 2048 + 7
     a, b = integers((k, 2 * m), BF16, CPU)[:, ::2].t(), integers((k, 3 * n), BF16, CPU)[:, ::3]
     c = integers((m, n), FP32, CPU)
     result = ops.gemm(a, b, c=c, alpha=0.5, out_dtype=FP32)

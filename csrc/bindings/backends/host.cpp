@@ -9,6 +9,7 @@
 #include <ATen/ops/mm.h>
 
 #include <array>
+#include <exception>
 #include <memory>
 
 #include "backends/backends.h"

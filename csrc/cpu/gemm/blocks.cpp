@@ -13,16 +13,16 @@ namespace {
 // The most rows and columns of a block of the result.
 constexpr int64_t kBlock = 64;
 
-// Packed operands have a multiple of this many steps, the last ones 0: the library generates and
-// keeps code for each number of steps.
+// Packed operands have a multiple of this many steps, the last ones 0: in each thread the library
+// generates and keeps code for each number of steps, extent of a block and stride of the result.
 constexpr int64_t kStepUnit = 16;
 
 // Elements between packed rows of a: rows a power of two apart would evict each other.
 constexpr int64_t kPadding = 32;
 
-// The extents of a task are multiples of kUnit, unless they end the result. Greater extents than
-// kDivisible are halved to balance threads.
-constexpr int64_t kUnit = 16, kDivisible = 256;
+// The extents of a task are multiples of kUnit, unless they end the result. Extents are halved
+// until each thread has a task, and those above kDivisible until threads have equal shares.
+constexpr int64_t kUnit = 16, kDivisible = 128;
 
 // Multiplications that justify waking a thread.
 constexpr int64_t kMultiplyGrain = 1 << 21;
@@ -130,20 +130,25 @@ void pack_a(const Lines& from, int64_t k, uint16_t* to, int64_t ld) {
 void pack_b(const Lines& from, int64_t k, uint32_t* to) {
   const int64_t columns = from.are_columns ? from.count : from.length;
   const int64_t steps = from.are_columns ? from.length : from.count;
-  if (from.are_columns) transpose(from, to, kBlock);
-  for (int64_t p = 0; p + 1 < steps && !from.are_columns; p += 2) {
-    const uint16_t *const even = from[p], *const odd = from[p + 1];
-    for (int64_t j = 0; j < columns; j += 32) {
-      __builtin_prefetch(even + kLinesAhead * from.ld + j);
-      __builtin_prefetch(odd + kLinesAhead * from.ld + j);
-    }
-    for (int64_t j = 0; j < columns; ++j) {
-      to[p / 2 * kBlock + j] = even[j] | static_cast<uint32_t>(odd[j]) << 16;
+  if (from.are_columns) {
+    transpose(from, to, kBlock);
+  } else {
+    for (int64_t p = 0; p + 1 < steps; p += 2) {
+      const uint16_t *const even = from[p], *const odd = from[p + 1];
+      for (int64_t j = 0; j < columns; j += 32) {
+        __builtin_prefetch(even + kLinesAhead * from.ld + j);
+        __builtin_prefetch(odd + kLinesAhead * from.ld + j);
+      }
+      for (int64_t j = 0; j < columns; ++j) {
+        to[p / 2 * kBlock + j] = even[j] | static_cast<uint32_t>(odd[j]) << 16;
+      }
     }
   }
-  std::fill(to + steps / 2 * kBlock, to + k / 2 * kBlock, 0);
-  for (int64_t j = 0; j < columns && steps % 2 == 1; ++j) {
-    to[steps / 2 * kBlock + j] = from.are_columns ? from[j][steps - 1] : from[steps - 1][j];
+  uint32_t* const rest = to + steps / 2 * kBlock;
+  std::fill(rest, to + k / 2 * kBlock, 0);
+  if (steps % 2 == 0) return;
+  for (int64_t j = 0; j < columns; ++j) {
+    rest[j] = from.are_columns ? from[j][steps - 1] : from[steps - 1][j];
   }
 }
 

@@ -13,12 +13,17 @@ constexpr int64_t kSums = 4096;
 // AMX takes 0.86 times as long.
 constexpr int64_t kMostRowsBesideFast = 4;
 
+// The fewest elements of b for more rows than that. A smaller b stays in the cache once it is
+// widened.
+constexpr int64_t kLeastElements = 1 << 16;
+
 }  // namespace
 
 bool has_few_rows(const GemmArgs& g, bool beside_fast) {
   const bool is_16_bit = g.b.dtype == DType::f16 || g.b.dtype == DType::bf16;
   const bool has_lines = g.b.column_stride == 1 || g.b.row_stride == 1;
-  const int64_t most_rows = beside_fast ? kMostRowsBesideFast : row_kernels().most_rows;
+  const bool has_few = beside_fast || g.n * g.k < kLeastElements;
+  const int64_t most_rows = has_few ? kMostRowsBesideFast : row_kernels().most_rows;
   return g.m <= std::min(g.n, most_rows) && g.m * g.k <= kMostWorkspace && is_16_bit && has_lines;
 }
 
@@ -31,7 +36,7 @@ void FewRows::multiply(const Part& part, float* workspace, const Host& host) {
   });
   parallel(host, part.columns.size, grain(kConvertGrain, g_.k), [&](int64_t begin, int64_t end) {
     alignas(64) float sums[kSums];
-    const int64_t ld = kSums / part.rows.size;
+    const int64_t ld = std::min(kSums / part.rows.size, end - begin);
     for (int64_t j = begin; j < end; j += ld) {
       const int64_t count = std::min(ld, end - j);
       std::fill_n(sums, part.rows.size * ld, 0.0f);

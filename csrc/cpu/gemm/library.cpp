@@ -1,6 +1,7 @@
 #include "gemm/large.h"
 
 namespace amp_ext::cpu {
+
 Layout layout_of(const MatrixRef& x, int64_t rows, int64_t columns) {
   if (x.column_stride == 1 && (rows == 1 || x.row_stride >= columns))
     return {std::max(x.row_stride, columns), false};

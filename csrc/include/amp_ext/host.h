@@ -35,10 +35,11 @@ struct Host {
   ParallelFor parallel_for;
   int64_t (*threads)();
   void (*library_gemm)(const LibraryGemmArgs&);
-  bool has_16_bit_gemm;                // library_gemm also takes FP16 and BF16 operands
+  bool has_16_bit_gemm;  // library_gemm also takes FP16 and BF16 operands
+  // Returns whether block_gemm works; a user may turn it off.
   bool (*has_block_gemm)();
-  // Multiplies BF16 on the calling thread. b is stored as pairs of rows: element (p, j) is at
-  // (p / 2 * ldb + j) * 2 + p % 2.
+  // Multiplies BF16 on the calling thread, for an even k. a is stored as rows, b as pairs of rows:
+  // element (p, j) is at (p / 2 * ldb + j) * 2 + p % 2.
   void (*block_gemm)(const LibraryGemmArgs&);
   float* (*workspace)(int64_t count);  // thread-local memory, valid until the thread's next call
 };
