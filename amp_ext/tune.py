@@ -93,8 +93,8 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
 
     A few training steps in the region are enough: it notes the products that amp_ext computes, with
     their sizes, layouts and dtypes. At its end, all candidates here compute each product on random
-    operands: torch's library, the plans of the CUDA and of the Triton kernels; on a CPU our own
-    kernel, torch's FP32 and its 16-bit GEMM. A candidate with results that differ from the
+    operands: torch's library, the plans of the CUDA and of the Triton kernels; on a CPU the
+    default, and the 16-bit GEMMs of MKL and oneDNN. A candidate with results that differ from the
     default's by more than rounding is excluded with a warning. The others are timed in turn.
 
     The fastest goes into a table in ``$XDG_CACHE_HOME/amp_ext`` (by default
