@@ -14,12 +14,8 @@ bool has_products_of(DType type);
 // than its FP32 ones: 0.7 times their speed on an AMD EPYC with AVX512_BF16.
 bool has_tiles_of(DType type);
 
-// Returns whether torch's 16-bit products are faster than FP32's: those of AMX and AVX512_BF16 are.
-bool has_fast_products_of(DType type);
-
-// Returns whether a product has so few rows that reading the 16-bit b dominates. `beside_fast`: the
-// other way to compute it is faster than FP32's.
-bool has_few_rows(const GemmArgs& g, bool beside_fast);
+// Returns whether a product has so few rows that reading the 16-bit b dominates.
+bool has_few_rows(const GemmArgs& g, const Host& host);
 
 class CpuBackend final : public Backend {
  public:

@@ -136,6 +136,17 @@ def test_few_rows_by_any_number_of_threads(m: int, trans_b: bool) -> None:
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_a_batch_by_any_number_of_threads(dtype: torch.dtype) -> None:
+    """Threads share the batch of small products, each with a workspace of its own."""
+    a, b = integers((50, 31, 33), dtype, CPU), integers((50, 33, 29), dtype, CPU)
+    bias = integers((29,), FP32, CPU)
+    for count in (1, 2, 3):
+        with threads(count):
+            result = ops.gemm(a, b, bias=bias, out_dtype=FP32)
+        assert torch.equal(result, product(a, b) + bias), count
+
+
 @pytest.mark.parametrize("adds", [False, True])
 def test_a_long_sum_by_any_number_of_threads(adds: bool) -> None:
     """Threads add up a share of k each; more threads than shares of use have nothing to do."""

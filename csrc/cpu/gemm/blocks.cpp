@@ -25,7 +25,7 @@ constexpr int64_t kPadding = 32;
 constexpr int64_t kUnit = 16, kDivisible = 128;
 
 // Multiplications that justify waking a thread.
-constexpr int64_t kMultiplyGrain = 1 << 21;
+constexpr int64_t kMultiplyGrain = 1 << 20;
 
 // The distance of prefetches. The processor does not foresee lines that are far apart: prefetched,
 // a product with k = 9216 takes 0.75 of the time.

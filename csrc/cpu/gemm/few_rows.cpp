@@ -19,11 +19,12 @@ constexpr int64_t kLeastElements = 1 << 16;
 
 }  // namespace
 
-bool has_few_rows(const GemmArgs& g, bool beside_fast) {
+bool has_few_rows(const GemmArgs& g, const Host& host) {
   const bool is_16_bit = g.b.dtype == DType::f16 || g.b.dtype == DType::bf16;
   const bool has_lines = g.b.column_stride == 1 || g.b.row_stride == 1;
-  const bool has_few = beside_fast || g.n * g.k < kLeastElements;
-  const int64_t most_rows = has_few ? kMostRowsBesideFast : row_kernels().most_rows;
+  const bool beside_fast = has_tiles_of(g.b.dtype) || Blocks::can(g, host);
+  const int64_t most_rows =
+      beside_fast || g.n * g.k < kLeastElements ? kMostRowsBesideFast : row_kernels().most_rows;
   return g.m <= std::min(g.n, most_rows) && g.m * g.k <= kMostWorkspace && is_16_bit && has_lines;
 }
 

@@ -75,8 +75,7 @@ struct Plan {
 Plan plan_of(const GemmArgs& g, const Host& host) {
   const bool is_free = g.variant == 0;
   int64_t rows = std::min(g.m, kBlockExtent), columns = std::min(g.n, kBlockExtent);
-  if (is_free && has_few_rows(g, has_tiles_of(g.b.dtype) || Blocks::can(g, host)))
-    return {std::make_unique<FewRows>(g), rows, columns};
+  if (is_free && has_few_rows(g, host)) return {std::make_unique<FewRows>(g), rows, columns};
   if ((is_free ? has_tiles_of(g.a.dtype) : g.variant == kDirect) && Direct::can(g, host))
     return {std::make_unique<Direct>(g), rows, columns};
   if ((is_free || g.variant == kBlocks) && Blocks::can(g, host))
@@ -141,8 +140,7 @@ const char* CpuBackend::why_slow(const GemmArgs& g, int) const {
   const bool in_blocks = !has_tiles_of(g.a.dtype) && Blocks::can(g, host_);
   const int64_t small = in_blocks ? kSmallInBlocks : kSmallProduct;
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= small;
-  const bool has_few_enough =
-      g.m <= kMostRowsBesideTorch && has_few_rows(g, has_fast_products_of(g.b.dtype));
+  const bool has_few_enough = g.m <= kMostRowsBesideTorch && has_few_rows(g, host_);
   return is_large && has_products_of(g.a.dtype) && !has_few_enough
              ? "the processor's instructions for 16-bit products"
              : nullptr;

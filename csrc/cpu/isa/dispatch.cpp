@@ -104,10 +104,6 @@ bool has_tiles_of(DType type) {
          (type == DType::bf16 && products().bf16_tiles);
 }
 
-bool has_fast_products_of(DType type) {
-  return has_tiles_of(type) || (type == DType::bf16 && has_products_of(type));
-}
-
 const SpanKernels& span_kernels() { return kernels().span; }
 const RowKernels& row_kernels() { return kernels().row; }
 const UpdateKernels& update_kernels() { return kernels().update; }
