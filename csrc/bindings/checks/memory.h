@@ -79,6 +79,9 @@ struct MemoryUse {
   int64_t first_bytes = 0;
 };
 
+// Returns whether no memory that is written overlaps anything else.
+bool are_apart(c10::ArrayRef<MemoryUse> uses, const MemoryUse& last);
+
 // Returns two uses that overlap, of which the first is written, or none.
 using Overlap = std::pair<MemoryUse, MemoryUse>;
 std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses);

@@ -172,6 +172,17 @@ int64_t GradList::numel() const {
   return total;
 }
 
+MemoryRange GradList::memory_in_order() const {
+  if (is_apart_ || refs_.empty() || !gathered_.empty()) return {};
+  MemoryRange memory(refs_[0].data, 0);
+  for (const TensorRef& ref : refs_) {
+    const MemoryRange range(ref.data, ref.numel * size_of(ref.dtype));
+    if (range.begin < memory.end) return {};
+    memory.end = range.end;
+  }
+  return memory;
+}
+
 void GradList::add_to(std::vector<MemoryUse>& uses) const {
   if (is_apart_) return;
   const size_t first = uses.size();
@@ -196,6 +207,11 @@ void GradList::finish_writes() {
 }
 
 void Arguments::check_apart(const GradList* grads) const {
+  // Most lists are one piece of memory, in which nothing else lies.
+  const MemoryRange piece = grads ? grads->memory_in_order() : MemoryRange();
+  if ((!grads || !piece.is_empty()) &&
+      are_apart(uses_, {piece, "grads", 0, grads && grads->is_written()}))
+    return;
   std::vector<MemoryUse> uses;
   uses.reserve(uses_.size() + (grads ? grads->args().size : 0));
   uses.assign(uses_.begin(), uses_.end());
