@@ -100,8 +100,8 @@ class GradList {
   bool is_written() const { return access_ == Access::write; }
   int64_t numel() const;
 
-  // Returns the memory from the first tensor to the last, if the tensors lie there in their order and
-  // apart from each other; else an empty range.
+  // Returns the memory from the first tensor to the last, if the tensors lie there in their order
+  // and apart from each other; else an empty range.
   MemoryRange memory_in_order() const;
 
   // Appends the memory of all tensors; nothing if the list is known to overlap nothing.
