@@ -81,12 +81,15 @@ class PtxBackend final : public cuda::CudaBackend {
     return CudaBackend::gemm_variants(args, services);
   }
 
-  std::optional<GemmKernels> gemm_kernels(int) const override {
-    const int chosen = capability == 0 ? PTX_CAPABILITY : capability;
-    return GemmKernels{CudaBackend::gemm_kernels(chosen)->sm80, sm90};
+  const char* why_not(const GemmArgs& args, int) const override {
+    return CudaBackend::why_not(args, capability == 0 ? PTX_CAPABILITY : capability);
   }
 
  protected:
+  GemmDevice device_of(const cuda::Target& target) const override {
+    return {target.multiprocessors, sm90};
+  }
+
   GemmPlan plan(const GemmArgs& g, const GemmDevice& device) const override {
     std::optional<GemmTileChoice> tile = forced;
     if (!tile && may_run_sm90(g, device)) tile = some_tile();
