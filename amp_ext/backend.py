@@ -39,7 +39,7 @@ def set_backend(name: str | None) -> None:
 
     ``AMP_EXT_GEMM`` selects the products that the backend computes (docs/kernels.md). A named
     backend excludes the kernels of others, even if :func:`amp_ext.tune` has measured them to be
-    faster.
+    faster, except Triton kernels in place of CUDA kernels that are wrong (docs/kernels.md).
 
     Args:
         name: "cuda", the CUDA kernels of this build; "triton"; "cpu"; or None. The Triton kernels

@@ -20,6 +20,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from amp_ext import _cache, ops
 from amp_ext._library import _C
+from amp_ext._triton import is_interpreted, why_not_triton
 from amp_ext._warnings import warn
 from amp_ext.ops._op import Case
 from amp_ext.ops.gemm import product_cases
@@ -72,8 +73,11 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
     # Warnings run the user's code, and that may compute a product: not under the lock.
     if result.failure:
         kernels = f"the {backend} kernels of {family}"
-        others = "torch's library" if family.startswith("gemm") else "the Triton kernels"
-        instead = f"{others} run in their place"
+        instead = "no other kernels run in their place"
+        if family.startswith("gemm"):
+            instead = "torch's library runs in their place"
+        elif backend != "triton":
+            instead = "the Triton kernels run in their place, if they pass"
         text = f"{kernels} cannot run on {device}: {result.failure}; {instead}"
         if result.day:
             text = (
@@ -104,10 +108,11 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for device in _cache.devices():
         try:
             backend = _C.choose("amp_ext", device.partition(":")[0])
+            used = FAMILIES if _C.has_products(backend, device) else tuple(_LISTS)
         except (NotImplementedError, RuntimeError):  # the doctor's checks show why
             continue
         if device != "cpu" or backend not in ("cpu", "triton"):
-            yield backend, device, FAMILIES if _C.has_products(backend, device) else tuple(_LISTS)
+            yield backend, device, used
         if device != "cpu" and backend != "triton":
             tried = tuple(name for name in FAMILIES if f"triton {name}" in known(device))
             if tried:
@@ -154,6 +159,10 @@ def _outcome(backend: str, family: str, device: torch.device) -> Result | None:
             torch.cuda.set_sync_debug_mode(0)
         if is_gpu:
             torch.cuda.set_device(device)
+        if backend == "triton" and (reason := why_not_triton()):
+            raise RuntimeError(reason)
+        if backend == "triton" and is_gpu and is_interpreted():
+            raise RuntimeError("TRITON_INTERPRET is set")
         _C.put_under_test(backend)
         torch.set_flush_denormal(False)
         if _has_failed(device):

@@ -203,12 +203,12 @@ _CASES_OF_TRITON = (
 def product_cases(dtype: torch.dtype, backend: str, is_sm90: bool) -> Iterator[Case]:
     """Yield the cases of the products of one operand dtype.
 
-    The CUDA kernels are called with each tile too. Triton has a few kinds of product, since each
-    kind takes seconds to compile.
+    The CUDA kernels are called with each tile too, and on 9.0 all products also with tiles for
+    sm_80. Triton has a few kinds of product, since each kind takes seconds to compile.
     """
     for case in _products(dtype):
         if backend == "cuda" and is_sm90:
-            yield case._replace(plans=[(None,), (0, 1, False)])
+            yield case._replace(plans=[(None,), (0, 1, False), (4, 4, False)])
         elif backend != "triton" or case.what in _CASES_OF_TRITON:
             yield case
     if backend == "cuda":

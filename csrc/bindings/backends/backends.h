@@ -63,8 +63,9 @@ std::string gemm_mode();
 // Returns the chosen backend of ops on lists, verified or not. Throws for a device without one.
 const Backend& choose(const char* op, c10::Device device);
 
-// Returns the chosen backend, or the Triton kernels if its kernels of a family are wrong on the
-// device. Throws if both are wrong.
+// Returns the chosen backend. If its kernels of the family are known to be wrong on the device,
+// returns the Triton kernels; throws if those are wrong too. Kernels without an answer count as
+// right.
 const Backend& choose_verified(const char* op, Family family, c10::Device device);
 
 // Returns the backend of a product, and sets args.variant; null stands for torch's own library.

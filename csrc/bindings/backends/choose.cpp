@@ -93,11 +93,12 @@ const Backend& choose(const char* op, c10::Device device) {
 }
 
 const Backend& choose_verified(const char* op, Family family, c10::Device device) {
-  const Backend& chosen = choose(op, device);
-  for (const Backend* const backend : {&chosen, &triton_backend()})
-    if (is_verified(*backend, family, device).value_or(true)) return *backend;
-  TORCH_CHECK(false, op, ": neither the ", chosen.name(), " nor the Triton kernels have passed ",
-              "their verification on ", device, "; see python -m amp_ext, and use torch.amp here");
+  const Backend& own = choose(op, device);
+  if (is_verified(own, family, device).value_or(true)) return own;
+  TORCH_CHECK(device.is_cuda() && is_verified(triton_backend(), family, device).value_or(true), op,
+              ": no kernels of this op have passed their verification on ", device,
+              "; see python -m amp_ext, and use torch.amp here");
+  return triton_backend();
 }
 
 namespace {

@@ -20,7 +20,7 @@ bool is_aligned(const void* data) { return address(data) % 16 == 0; }
 
 // Returns an argument of a product without a copy.
 at::Tensor view_of(const MatrixRef& x, int64_t count, int64_t rows, int64_t columns,
-                     c10::Device device) {
+                   c10::Device device) {
   return at::for_blob(x.data, {count, rows, columns})
       .strides({x.batch_stride, x.row_stride, x.column_stride})
       .options(at::TensorOptions(scalar_type_of(x.dtype)).device(device))

@@ -79,7 +79,7 @@ struct MemoryUse {
   int64_t first_bytes = 0;
 };
 
-// Returns whether no memory that is written overlaps anything else.
+// Returns whether no written memory of `uses` and `last` overlaps anything else of them.
 bool are_apart(c10::ArrayRef<MemoryUse> uses, const MemoryUse& last);
 
 // Returns two uses that overlap, of which the first is written, or none.

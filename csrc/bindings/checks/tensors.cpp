@@ -172,12 +172,13 @@ int64_t GradList::numel() const {
   return total;
 }
 
-MemoryRange GradList::memory_in_order() const {
-  if (is_apart_ || refs_.empty() || !gathered_.empty()) return {};
+std::optional<MemoryRange> GradList::memory_in_order() const {
+  if (is_apart_ || refs_.empty()) return MemoryRange();
+  if (!gathered_.empty()) return std::nullopt;
   MemoryRange memory(refs_[0].data, 0);
   for (const TensorRef& ref : refs_) {
     const MemoryRange range(ref.data, ref.numel * size_of(ref.dtype));
-    if (range.begin < memory.end) return {};
+    if (range.begin < memory.end) return std::nullopt;
     memory.end = range.end;
   }
   return memory;
@@ -207,11 +208,10 @@ void GradList::finish_writes() {
 }
 
 void Arguments::check_apart(const GradList* grads) const {
-  // Most lists are one piece of memory, in which nothing else lies.
-  const MemoryRange piece = grads ? grads->memory_in_order() : MemoryRange();
-  if ((!grads || !piece.is_empty()) &&
-      are_apart(uses_, {piece, "grads", 0, grads && grads->is_written()}))
-    return;
+  // A list in the order of its addresses is one piece of memory, in which most often nothing else
+  // lies.
+  const std::optional<MemoryRange> piece = grads ? grads->memory_in_order() : MemoryRange();
+  if (piece && are_apart(uses_, {*piece, "grads", 0, grads && grads->is_written()})) return;
   std::vector<MemoryUse> uses;
   uses.reserve(uses_.size() + (grads ? grads->args().size : 0));
   uses.assign(uses_.begin(), uses_.end());

@@ -101,8 +101,9 @@ class GradList {
   int64_t numel() const;
 
   // Returns the memory from the first tensor to the last, if the tensors lie there in their order
-  // and apart from each other; else an empty range.
-  MemoryRange memory_in_order() const;
+  // and apart from each other; else none. The range is empty if the list is known to overlap
+  // nothing.
+  std::optional<MemoryRange> memory_in_order() const;
 
   // Appends the memory of all tensors; nothing if the list is known to overlap nothing.
   void add_to(std::vector<MemoryUse>& uses) const;

@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "backends/backends.h"
+#include "backends/python.h"
 #include "checks/tensors.h"
 #include "op.h"
 
@@ -108,16 +109,21 @@ class Product {
       out = at::empty(sizes_, options_.dtype(out_type_));
       args.out.data = out.mutable_data_ptr();
     }
-    bool is_computed = true;
+    bool is_computed = true, is_refused = false;
     amp_ext::run(op_, backend, options_.device(), [&](Services& services) {
       const Status status = backend.gemm(args, services);
       is_computed =
           status != Status::not_compiled && (status != Status::no_tensor_map || is_under_test());
-      if (status == Status::no_tensor_map && !is_computed) {
-        TORCH_WARN_ONCE(op_, ": the driver refused a tensor map: torch's library runs instead");
-      }
+      is_refused = status == Status::no_tensor_map && !is_computed;
       return is_computed ? status : Status::ok;
     });
+    if (is_refused) {
+      const UntracedPython python;
+      pybind11::module_::import("amp_ext._warnings")
+          .attr("warn")(
+              "amp_ext: the driver refused a tensor map: torch's library computes this "
+              "product");
+    }
     return is_computed;
   }
 

@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "amp_ext/gemm.h"
@@ -79,7 +78,7 @@ class GemmBackend {
   virtual ~GemmBackend() = default;
 
   // Returns a short reason if the backend cannot compute a product on GPUs of a compute capability,
-  // 90 for 9.0; else null. Follows no pointers.
+  // 90 for 9.0 and 0 for the CPU; else null. Follows no pointers.
   virtual const char* why_not(const GemmArgs&, int capability) const = 0;
   virtual Status gemm(const GemmArgs&, Services&) const = 0;
 
