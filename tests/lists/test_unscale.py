@@ -7,42 +7,28 @@ import math
 import pytest
 import torch
 
-import reference
 from cases import FLOATS, NON_FINITE, assert_all_same, assert_same, bits, copies, patterns, random
-from executors import Executor, against_oracle, every_executor
+from executors import Executor, every_executor
 
 # 1.5 gives products half-way between two 16-bit values, 2**-140 is subnormal.
 FACTORS = (1.0, 1.5, 2.0**-16, 1 / 3, -0.7, 0.0, 2.0**-140, 1e30, math.inf, math.nan)
 
 
 @every_executor
+@pytest.mark.parametrize("length", [300_000, 7], ids=["whole", "short-tensors"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_equals_torch(executor: Executor, dtype: torch.dtype) -> None:
-    for factor in (1.0, 2.0**-16, 1 / 3, 1e-4):
-        expected = [random(shape, dtype, torch.device("cpu")) for shape in [(999,), (), (7, 5)]]
+def test_equals_torch(executor: Executor, dtype: torch.dtype, length: int) -> None:
+    """Bit patterns are unscaled, also in tensors too short for vectors; results are judged."""
+    for factor in FACTORS if length > 7 else (1.5,):
+        expected = executor.some(patterns(dtype, torch.device("cpu")).split(length)[::256], 100)
         grads = [grad.to(executor.device, copy=True) for grad in expected]
-        found_inf, torch_found_inf = executor.scalar(0.0), torch.tensor(0.0)
+        found_inf = executor.scalar(0.0)
         torch._amp_foreach_non_finite_check_and_unscale_(
-            expected, torch_found_inf, torch.tensor(factor)
+            expected, torch.tensor(0.0), torch.tensor(factor)
         )
         executor.ops.unscale_(grads, found_inf, executor.scalar(factor))
         assert_all_same(grads, expected)
-        assert_same(found_inf, torch_found_inf)
-
-
-@against_oracle
-@pytest.mark.parametrize("length", [300_000, 7], ids=["whole", "short-tensors"])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_bit_patterns(executor: Executor, dtype: torch.dtype, length: int) -> None:
-    """Bit patterns are unscaled, and some of them in tensors too short for vectors."""
-    for factor in FACTORS if length > 7 else (1.5,):
-        grads = executor.some(patterns(dtype, executor.device).split(length)[::256], 100)
-        expected = copies(grads)
-        found_inf, expected_found_inf = executor.scalar(0.0), executor.scalar(0.0)
-        reference.unscale_(expected, expected_found_inf, executor.scalar(factor))
-        executor.ops.unscale_(grads, found_inf, executor.scalar(factor))
-        assert_all_same(grads, expected)
-        assert_same(found_inf, expected_found_inf)
+        assert found_inf.item() == float(not all(grad.isfinite().all() for grad in expected))
 
 
 @every_executor
