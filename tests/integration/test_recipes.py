@@ -25,16 +25,12 @@ FP16 = torch.float16
 ROUNDINGS = 16 * 2.0**-11
 
 
-def programs() -> dict[str, str]:
-    """Return the programs by their headings; the common beginning is under the title."""
-    found = {}
-    for section in re.split(r"^#+ (?=[A-Z]|torch)", TEXT, flags=re.MULTILINE)[1:]:
-        heading = section.split("\n", 1)[0]
-        (found[heading],) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    return found
-
-
-PROGRAMS = programs()
+SECTIONS = re.split(r"^#+ (?=[A-Z]|torch)", TEXT, flags=re.MULTILINE)[1:]
+PROGRAMS = {
+    section.split("\n", 1)[0]: re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    for section in SECTIONS
+}
+"""The programs by their headings; the common beginning is under the title."""
 BEST = '"cuda" if torch.cuda.is_available() else "cpu"'
 
 

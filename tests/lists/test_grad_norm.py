@@ -46,16 +46,7 @@ def norm(
 
 
 @every_executor
-def test_small_exact_values(executor: Executor) -> None:
-    grads = [torch.tensor([3.0]), torch.tensor([[4.0], [0.0]]).half(), torch.empty(0)]
-    grads += [torch.tensor(12.0, dtype=torch.float64), torch.zeros(5).bfloat16()]
-    grads = [grad.to(executor.device) for grad in grads]
-    for factor, expected in ((None, 13.0), (1.0, 13.0), (0.5, 6.5), (-2.0, 26.0), (0.0, 0.0)):
-        assert norm(executor, grads, factor) == (expected, 0.0), factor
-
-
-@every_executor
-@pytest.mark.parametrize("factor", [None, 1 / 3, 1e25, 1e-25])
+@pytest.mark.parametrize("factor", [None, -1 / 3, 1e25, 1e-25])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_equals_the_norm_of_python_floats(
     executor: Executor, dtype: torch.dtype, factor: float | None

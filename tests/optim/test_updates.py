@@ -104,7 +104,6 @@ def test_nothing_but_empty_parameters(executor: Executor, op: str) -> None:
     getattr(executor.ops, op)(**values)
     assert [step.item() for step in values["steps"]] == [1.0, 4.0]
     lists = {name: [] if isinstance(x, list) else x for name, x in values.items()}
-    getattr(executor.ops, op)(**lists)
     found_inf, norm = executor.scalar(0.0), executor.scalar(math.nan)
     getattr(executor.ops, op)(**lists, found_inf=found_inf, norm=norm)
     assert found_inf.item() == 1.0
@@ -239,11 +238,10 @@ def test_copies_and_greatest_moments_of_stochastic_rounding(executor: Executor, 
 def test_same_result_for_any_number_of_threads(op: str) -> None:
     executor = Executor("cpu", CPU, ops)
     values = call(executor, op, [(1 << 20,), (3,), ((1 << 20) + 9,)])
-    results = []
+    expected = None
     for count in (1, 2, 3):
         mine = copied(values)
         with threads(count):
             getattr(executor.ops, op)(**mine)
-        results.append(tensors(mine))
-    assert_all_same(results[0], results[1])
-    assert_all_same(results[0], results[2])
+        expected = expected or tensors(mine)
+        assert_all_same(tensors(mine), expected)
