@@ -292,32 +292,15 @@ def metadata(t: Tensor) -> tuple[Any, ...]:
     return *layout, t.is_neg(), t.dtype, t.requires_grad, version
 
 
-class Snapshot:
-    """Keep the arguments' memory, and plain copies."""
-
-    def __init__(self, values: Values) -> None:
-        self.tensors = [(name, t) for name, t in flattened(values) if has_memory(t)]
-        self.memory = [raw(t.detach()).clone() for _, t in self.tensors]
-        self.metadata = [metadata(t) for _, t in self.tensors]
-        self.copies, before = ({n: plain(v) for n, v in values.items()} for _ in range(2))
-        self.before = dict(flattened(before))
-
-    def assert_memory_unchanged(self) -> None:
-        for (name, t), memory in zip(self.tensors, self.memory, strict=True):
-            assert torch.equal(raw(t.detach()), memory), f"{name}'s memory has been written"
-
-    @torch.inference_mode()  # it may write every tensor
-    def assert_as(self, op: str, expected: Any, result: Any) -> None:
-        """Assert that results and written elements are those of the plain copies."""
-        same = functools.partial(torch.testing.assert_close, equal_nan=True, check_stride=False)
-        same(result, expected)
-        copied = dict(flattened(self.copies))
-        changed = [(n, t) for n, t in self.tensors if n.split("[")[0] in written(op)]
-        for name, t in changed:
-            same(t.detach().resolve_neg(), copied[name])
-        for name, t in changed:
-            t.detach().copy_(self.before[name])
-        self.assert_memory_unchanged()
+@torch.inference_mode()  # it may write every tensor
+def assert_as(expected: Any, result: Any, changed: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """Assert that a result and written tensors are as expected; make the tensors as before."""
+    same = functools.partial(torch.testing.assert_close, equal_nan=True, check_stride=False)
+    same(result, expected)
+    for tensor, copied, _ in changed:
+        same(tensor.detach().resolve_neg(), copied)
+    for tensor, _, before in changed:
+        tensor.detach().copy_(before)
 
 
 def thread_state() -> tuple[Any, ...]:
@@ -368,25 +351,34 @@ class Call:
 
     def check(self) -> str:
         """Make the call; return "raised", "right" or, without values to compare, "accepted"."""
-        snapshot, result = Snapshot(self.values), self.outcome()
+        tensors = [(name, t) for name, t in flattened(self.values) if has_memory(t)]
+        memory = [raw(t.detach()).clone() for _, t in tensors]
+        layouts = [metadata(t) for _, t in tensors]
+        copies, before = ({n: plain(v) for n, v in self.values.items()} for _ in range(2))
+        result = self.outcome()
         if isinstance(result, Exception):
             assert is_ordinary(result), f"{type(result).__name__}: {result}"
             assert "INTERNAL ASSERT" not in str(result), result
-            assert [metadata(t) for _, t in snapshot.tensors] == snapshot.metadata
-            snapshot.assert_memory_unchanged()
-            return "raised"
-        tensors = [(name, t) for name, t in flattened(self.values) if isinstance(t, Tensor)]
-        if self.context == "FakeTensorMode" or any(
-            t.is_meta or isinstance(t, FakeTensor) or torch._is_functional_tensor(t)
-            for _, t in tensors
-        ):
+            assert [metadata(t) for _, t in tensors] == layouts
+        elif self.context == "FakeTensorMode" or any(map(has_no_values, self.given())):
             return "accepted"
-        for name, t in tensors:
-            assert is_readable(t) or t._is_zerotensor(), f"{name} was accepted"
-        with CONTEXTS[self.context]():
-            expected = getattr(ops, self.op)(**snapshot.copies)
-        snapshot.assert_as(self.op, expected, result)
-        return "right"
+        else:
+            assert all(is_readable(t) or t._is_zerotensor() for t in self.given())
+            with CONTEXTS[self.context]():
+                expected = getattr(ops, self.op)(**copies)
+            copied, was = dict(flattened(copies)), dict(flattened(before))
+            names = [n for n, _ in tensors if n.split("[")[0] in written(self.op)]
+            assert_as(expected, result, [(dict(tensors)[n], copied[n], was[n]) for n in names])
+        for (name, t), old in zip(tensors, memory, strict=True):
+            assert torch.equal(raw(t.detach()), old), f"{name}'s memory has been written"
+        return "raised" if isinstance(result, Exception) else "right"
+
+    def given(self) -> list[Tensor]:
+        return [t for _, t in flattened(self.values) if isinstance(t, Tensor)]
+
+
+def has_no_values(t: Tensor) -> bool:
+    return t.is_meta or isinstance(t, FakeTensor) or torch._is_functional_tensor(t)
 
 
 @pytest.mark.full
