@@ -24,63 +24,50 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 FP16, FP32 = torch.float16, torch.float32
 
 
-def names(device: torch.device) -> tuple[Any, Any]:
+def train(device: torch.device, model: Any, batches: Any, loss_of: Any, max_norm: float) -> Any:
+    names = amp_ext.cuda.amp
+    autocast, new_scaler = names.autocast, names.GradScaler
     if device.type == "cpu":
-        return partial(amp_ext.autocast, "cpu", dtype=FP16), partial(amp_ext.GradScaler, "cpu")
-    return amp_ext.cuda.amp.autocast, amp_ext.cuda.amp.GradScaler
+        autocast = partial(amp_ext.autocast, "cpu", dtype=FP16)
+        new_scaler = partial(amp_ext.GradScaler, "cpu")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scaler = new_scaler()
+
+    losses = []
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        with autocast():
+            outputs = model(inputs)
+            loss = loss_of(outputs, targets)
+        scaler.scale(loss).backward()
+        if max_norm < torch.inf:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return model, optimizer, scaler, outputs, losses
 
 
-def checkerboard(device: torch.device, script: bool = False) -> tuple[Any, ...]:
-    autocast, GradScaler = names(device)
+def checkerboard(device: torch.device, script: bool = False) -> Any:
     axis = torch.arange(16) / 16
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     inputs = torch.stack([x, y]).unsqueeze(0).to(device)
     targets = (inputs * 8).floor().sum(dim=1, keepdim=True).remainder(2)
-
     layers = []
     for channels in (2, 16, 16):
         layers += [nn.Conv2d(channels, 16, 1), nn.BatchNorm2d(16), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Conv2d(16, 1, 1)).to(device)
     model = torch.jit.script(model) if script else model
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scaler = GradScaler()
-
-    losses = []
-    for _ in range(6):
-        optimizer.zero_grad()
-        with autocast():
-            outputs = model(inputs)
-            loss = F.mse_loss(outputs, targets)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.item())
-    return model, optimizer, scaler, outputs, losses
+    return train(device, model, [(inputs, targets)] * 6, F.mse_loss, torch.inf)
 
 
-def digits(device: torch.device) -> tuple[Any, ...]:
-    autocast, GradScaler = names(device)
+def digits(device: torch.device) -> Any:
     generator = torch.Generator().manual_seed(0)
-    batches = [torch.rand(8, 1, 28, 28, generator=generator).to(device) for _ in range(3)]
-    labels = torch.arange(8, device=device)
+    images = [torch.rand(8, 1, 28, 28, generator=generator).to(device) for _ in range(3)]
+    batches = [(x, torch.arange(8, device=device)) for x in images * 2]
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
-    model = model.to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scaler = GradScaler()
-
-    losses = []
-    for images in batches * 2:
-        optimizer.zero_grad()
-        with autocast():
-            outputs = model(images)
-            loss = F.cross_entropy(outputs, labels)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.item())
-    return model, optimizer, scaler, outputs, losses
+    return train(device, model.to(device), batches, F.cross_entropy, 1.0)
 
 
 PROGRAMS = {

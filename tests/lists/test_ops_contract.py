@@ -79,7 +79,6 @@ def test_modes_and_subclasses_see_calls() -> None:
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
             seen.append(str(function))
-            return super().__torch_function__(function, types, args, kwargs or {})
 
     with Functions():
         ops.cast_([], [])

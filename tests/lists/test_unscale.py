@@ -78,41 +78,38 @@ def clip(
     return found_inf.item()
 
 
+def assert_clips_as_torch(
+    executor: Executor, scaled: torch.Tensor, scale: float, norm: float, max_norm: float | None
+) -> None:
+    """Assert that unscaling and clipping equal torch's two passes, bit for bit."""
+    inv_scale = torch.tensor(scale).reciprocal()
+    expected = torch.nn.Parameter(torch.ones_like(scaled))
+    expected.grad = scaled * inv_scale
+    limit = math.inf if max_norm is None else max_norm
+    torch.nn.utils.clip_grads_with_norm_([expected], limit, torch.tensor(norm))
+    grad = scaled.to(executor.device, copy=True)
+    assert clip(executor, [grad], norm, max_norm, inv_scale.item()) == 0.0
+    assert_same(grad, expected.grad)
+
+
 @every_executor
 def test_clips_as_torch(executor: Executor) -> None:
-    """Clipping equals torch's, bit for bit: ones times the factor are the factor."""
+    """Any norm and limit clip as in torch: ones times the factor are the factor."""
     norms = [0.0, 1e-30, 1e-7, 1.0, 3e38, *torch.randn(40).mul(4).exp().tolist()]
     limits = [0.0, 1e-40, 1e-3, 0.1, 1.0, 1e38, 1e300, None, *torch.randn(20).exp().tolist()]
     for norm in executor.some(norms, 12):
         for max_norm in executor.some(limits, 10):
-            expected = torch.nn.Parameter(torch.ones(3))
-            expected.grad = torch.ones(3)
-            limit = math.inf if max_norm is None else max_norm
-            torch.nn.utils.clip_grads_with_norm_([expected], limit, torch.tensor(norm))
-            grad = torch.ones(3, device=executor.device)
-            assert clip(executor, [grad], norm, max_norm) == 0.0
-            assert_same(grad, expected.grad)
+            assert_clips_as_torch(executor, torch.ones(3), 1.0, norm, max_norm)
 
 
 @every_executor
 @pytest.mark.parametrize("scale", [2.0**127, 2.0**120, 1000.0, 0.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_unscales_and_clips_as_torch(executor: Executor, dtype: torch.dtype, scale: float) -> None:
-    """Unscaling and clipping equal torch's two passes bit for bit.
-
-    The product of the factors may be subnormal or 0.
-    """
-    scaled = torch.empty(999, dtype=dtype).uniform_(-1, 1) * scale
-    inv_scale = torch.tensor(scale).reciprocal()
+    """The product of the two factors may be subnormal or 0."""
+    grads = torch.empty(999, dtype=dtype).uniform_(-1, 1)
     for max_norm in (1e-6, 1e-3, 1.0, 20.0):
-        expected = torch.nn.Parameter(torch.ones_like(scaled))
-        expected.grad = scaled * inv_scale
-        norm = expected.grad.norm().float()
-        torch.nn.utils.clip_grads_with_norm_([expected], max_norm, norm)
-        grad = scaled.to(executor.device, copy=True)
-        assert clip(executor, [grad], norm.item(), max_norm, inv_scale.item()) == 0.0
-        assert grad.count_nonzero() == grad.numel()
-        assert_same(grad, expected.grad.to(executor.device))
+        assert_clips_as_torch(executor, grads * scale, scale, grads.norm().item(), max_norm)
 
 
 @every_executor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -65,11 +66,11 @@ def test_steps_beyond_what_is_counted(executor: Executor, op: str, step: float) 
     check(executor, op, values)
 
 
-LAYOUTS = {
-    "transposed": lambda t: t.t(),
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": Tensor.t,
     "holes": lambda t: torch.stack([t, t], -1)[..., 1],
     "expanded": lambda t: t[:1, :1].expand_as(t),
-    "negated": lambda t: torch._neg_view(t),
+    "negated": torch._neg_view,
 }
 
 
