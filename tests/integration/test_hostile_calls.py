@@ -222,7 +222,7 @@ def spoil(rng: random.Random, op: str, values: Values) -> str:
 
 
 def without_freed(op: str, values: Values) -> None:
-    """Leave freed tensors out of lists whose type is not the op's: torch's error would print."""
+    """Leave freed tensors out of lists of another type than the op's: torch would print them."""
     for value in values.values():
         if isinstance(value, list) and any(has_memory(t) and not is_readable(t) for t in value):
             value[:] = [t for t in value if is_readable(t) or (has_memory(t) and op in LIST_OPS)]

@@ -80,7 +80,7 @@ def change_in_turn(optimizer: Any) -> Iterator[None]:
         param.data = param.data.clone() * 2
     yield
     optimizer.add_param_group({"params": params_of([(3, 3)], seed=5), "lr": 0.1, "amsgrad": True})
-    group.update(betas=(0.5, 0.5), eps=0.1, weight_decay=0.1)
+    group.update(lr=0.1, betas=(0.5, 0.5), eps=0.1, weight_decay=0.1)
     yield
 
 
