@@ -30,19 +30,13 @@ def counted(run: Callable[[], Any]) -> dict[str, int]:
 # ---- the ops -------------------------------------------------------------------------------------
 
 M, N, K = 5, 7, 11
-LEADING = {
-    "one": ((), (), 1),
-    "batch": ((2, 3), (2, 3), 6),
-    "shared b": ((3,), (), 3),
-    "shared a": ((), (3,), 3),
-    "empty": ((0,), (0,), 0),
-}
+LEADING = [((), (), 1), ((2, 3), (2, 3), 6), ((3,), (), 3), ((), (3,), 3), ((0,), (0,), 0)]
+"""Leading dimensions of a and b, and the number of products."""
 
 
 @pytest.mark.parametrize("trans", [False, True])
-@pytest.mark.parametrize("leading", LEADING)
-def test_products(leading: str, trans: bool) -> None:
-    of_a, of_b, batch = LEADING[leading]
+@pytest.mark.parametrize(("of_a", "of_b", "batch"), LEADING)
+def test_products(of_a: tuple[int, ...], of_b: tuple[int, ...], batch: int, trans: bool) -> None:
     a = torch.zeros(*of_a, *((K, M) if trans else (M, K)), device="meta")
     b = torch.zeros(*of_b, *((K, N) if trans else (N, K)), device="meta")
     trans = {"trans_a": trans, "trans_b": not trans}
@@ -89,11 +83,9 @@ def test_training_step(kind: Callable[..., Any] | None, device: str) -> None:
     region = partial(kind, "cpu", FP16) if kind else contextlib.nullcontext
 
     def step(net: nn.Module, region: Callable[[], Any]) -> dict[str, int]:
-        x = torch.zeros(2, 5, 5, device=device, requires_grad=True)
-
         def run() -> None:
             with region():
-                loss = net.to(device)(x)
+                loss = net.to(device)(torch.zeros(2, 5, 5, device=device, requires_grad=True))
             loss.backward()
 
         return counted(run)

@@ -14,12 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 import amp_ext
 import amp_ext.nn
 from autocast_cases import Seen
 from ranks import Cases, mesh_of_all, needs_gloo, run
+
+if distributed.is_available():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 FP16, FP32 = torch.float16, torch.float32
 region = partial(amp_ext.autocast, "cpu", FP16)
@@ -32,7 +36,6 @@ def signs() -> Tensor:
 
 
 def permutation() -> Tensor:
-    """Return a permutation; its product with a vector is as large as the vector."""
     return torch.eye(8)[torch.randperm(8)] * signs()
 
 
@@ -56,17 +59,16 @@ def network() -> nn.Module:
 
 
 def sharded(mesh: Any, net: nn.Module, **options: Any) -> nn.Module:
-    from torch.distributed.fsdp import fully_shard
-
     net = copy.deepcopy(net)
     for part in (*net, net):
         fully_shard(part, mesh=mesh, **options)
     return net
 
 
-def batches() -> list[Tensor]:
-    """Return two batches per rank, one after the other."""
-    return [torch.randint(-1, 2, (2 * 64, 8)).float() for _ in range(2)]
+def batches(mesh: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Return two batches of all ranks, and this rank's parts."""
+    whole = [torch.randint(-1, 2, (2 * 64, 8)).float() for _ in range(2)]
+    return whole, [x.chunk(2)[mesh.get_local_rank()] for x in whole]
 
 
 def loss_of(net: nn.Module, x: Tensor) -> Tensor:
@@ -94,10 +96,6 @@ def assert_same(net: nn.Module, expected: list[Tensor]) -> None:
         full = param.grad.full_tensor() if hasattr(param.grad, "full_tensor") else param.grad
         assert torch.equal(full, grad), name
     update(net)
-
-
-def own(mesh: Any, batches: list[Tensor]) -> list[Tensor]:
-    return [x.chunk(2)[mesh.get_local_rank()] for x in batches]
 
 
 def backward_of(net: nn.Module, x: Tensor) -> None:
@@ -134,15 +132,14 @@ def in_one_region(net: nn.Module, first: Tensor, second: Tensor) -> None:
 def assert_trains(mesh: Any, net: nn.Module, plain: nn.Module) -> None:
     """Assert that a sharded network trains as a plain one."""
     for way in (synchronized, unsynchronized, in_one_region):
-        given = batches()
-        way(net, *own(mesh, given))
+        given, own = batches(mesh)
+        way(net, *own)
         assert_same(net, reference(plain, given))
 
 
 def fsdp(mesh: Any, reshard: bool) -> None:
     plain = network()
-    net = sharded(mesh, plain, reshard_after_forward=reshard)
-    assert_trains(mesh, net, plain)
+    assert_trains(mesh, sharded(mesh, plain, reshard_after_forward=reshard), plain)
 
 
 for reshard in (True, False):
@@ -156,7 +153,7 @@ def ops(mesh: Any) -> None:
     found = []
     for net in (plain, sharded(mesh, plain)):
         with Seen() as seen, region():
-            loss_of(net, own(mesh, batches())[0]).backward()
+            loss_of(net, batches(mesh)[1][0]).backward()
         assert seen.torchs == 0
         of_ours = Counter(op for op in seen.ops if op.namespace == "amp_ext")
         found.append((of_ours, seen.casts))
@@ -172,29 +169,24 @@ def wide_gradients(module: nn.Module, args: Any) -> None:
 @case
 def param_dtype(mesh: Any) -> None:
     """Weights gathered in FP16 have FP32 gradients if these are requested."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
     plain = network()
     policy = MixedPrecisionPolicy(param_dtype=FP16, reduce_dtype=FP32)
     net = sharded(mesh, plain, mp_policy=policy)
-    net.register_forward_pre_hook(wide_gradients)
-    for part in net:
+    for part in (net, *net):
         part.register_forward_pre_hook(wide_gradients)
     assert_trains(mesh, net, plain)
 
 
 def checkpoints(mesh: Any, outside: bool) -> None:
     """Checkpoints inside and around sharded modules gather again in the second forward pass."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
     plain = network()
     net = sharded(mesh, plain if outside else nn.Sequential(*map(checkpoint_wrapper, plain)))
     if outside:
         net = nn.Sequential(*map(checkpoint_wrapper, net))
     for _ in range(2):
-        given = batches()
+        given, own = batches(mesh)
         with region():
-            losses = [loss_of(net, x) for x in own(mesh, given)]
+            losses = [loss_of(net, x) for x in own]
         with Seen() as seen:
             sum(losses).backward()
         assert seen.torchs == 0
@@ -216,8 +208,7 @@ def ddp(mesh: Any) -> None:
         copy.deepcopy(plain), gradient_as_bucket_view=True
     )
     for _ in range(2):
-        given = batches()
-        first, second = own(mesh, given)
+        given, (first, second) = batches(mesh)
         with wrapped.no_sync():
             backward_of(wrapped, first)
         backward_of(wrapped, second)

@@ -42,7 +42,6 @@ from cases import FLOATS, raw, written
 
 SECONDS_OF_A_CALL = 20
 SPECIAL = (-0.0, 1e-45, 65504.0, 3e38, torch.inf, -torch.inf, torch.nan)
-Random = random.Random
 Values = dict[str, Any]
 
 
@@ -65,7 +64,7 @@ def type_of(argument: torch.Argument) -> str:
     return str(argument.type).removeprefix("Optional[").rstrip("]")
 
 
-def good(rng: Random, op: str) -> Values:
+def good(rng: random.Random, op: str) -> Values:
     """Return an example's arguments with another length of lists, and other options."""
     values = tree_map_only(Tensor, Tensor.clone, reference.arguments(op))
     lists = [value for value in values.values() if isinstance(value, list)]
@@ -93,17 +92,13 @@ class Wrapper(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> Wrapper:
-        return Tensor._make_wrapper_subclass(
-            cls, held.shape, strides=held.stride(), dtype=held.dtype, device=held.device
-        )
-
-    def __init__(self, held: Tensor) -> None:
+        self = Tensor._make_wrapper_subclass(cls, held.shape, held.stride(), dtype=held.dtype)
         self.held = held
+        return self
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(held, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return func(*tree_map(held, args), **tree_map(held, kwargs or {}))
 
     def __repr__(self) -> str:
         """Return the class: where torch's own repr fails, it leaves functorch disabled."""
@@ -120,19 +115,11 @@ def resized(t: Tensor, size: int) -> Tensor:
     return t
 
 
-def overlapping(t: Tensor) -> Tensor:
-    return torch.randint(-3, 4, (t.numel() + 2,)).to(t.dtype).as_strided(t.shape, [1] * t.dim())
-
-
 def with_special(t: Tensor) -> Tensor:
     """Return the same numbers, every second one special; factors and scales are special alone."""
     t = t.clone()
     t.view(-1)[::2] = torch.tensor(SPECIAL).repeat(t.numel())[: (t.numel() + 1) // 2].to(t.dtype)
     return t
-
-
-def with_holes(t: Tensor) -> Tensor:
-    return t.new_empty(*t.shape, 2)[..., 1].copy_(t)
 
 
 def misaligned(t: Tensor) -> Tensor:
@@ -143,15 +130,12 @@ def misaligned(t: Tensor) -> Tensor:
 # Otherwise its errors print values, also of freed tensors.
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 
+DTYPES = (
+    *(*FLOATS, torch.int8, torch.int32, torch.int64, torch.bool),
+    *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+)
 HOSTILE: dict[str, Callable[[Tensor], Any]] = {
-    **{
-        str(dtype): lambda t, dtype=dtype: t.to(dtype)
-        for dtype in (
-            *FLOATS,
-            *(torch.int8, torch.int32, torch.int64, torch.bool),
-            *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
-        )
-    },
+    **{str(dtype): functools.partial(Tensor.to, dtype=dtype) for dtype in DTYPES},
     "meta": lambda t: t.to("meta"),
     "fake": lambda t: FAKE.from_tensor(t),
     "functional": torch._to_functional_tensor,
@@ -181,13 +165,13 @@ HOSTILE: dict[str, Callable[[Tensor], Any]] = {
     "shared": lambda t: t.clone().share_memory_(),
     "named": lambda t: t.refine_names(*"abcdefg"[: t.dim()]),
     "special": with_special,
-    "holes": with_holes,
+    "holes": lambda t: torch.stack([t, t], -1)[..., 1],
     "rows": lambda t: t.new_empty(*t.shape[:-1], t.shape[-1] + 2)[..., :-2].copy_(t),
     "offset": lambda t: t.new_empty(t.numel() + 3)[3:].view_as(t).copy_(t),
     "permuted": lambda t: t.mT.contiguous().mT,
     "expanded": lambda t: t[..., :1].expand_as(t),
     "one-element": lambda t: t.new_ones(1).expand_as(t),
-    "overlapping": overlapping,
+    "overlapping": lambda t: t.flatten().repeat(2).as_strided(t.shape, [1] * t.dim()),
     "channels-last": lambda t: t.contiguous(memory_format=torch.channels_last),
     "flat": lambda t: t.reshape(-1),
     "zero-dim": lambda t: t.new_ones(()),
@@ -215,46 +199,33 @@ SCALARS = {
 }
 
 
-def places(values: Values) -> list[tuple[str, Any, Any]]:
-    """Return the tensors among arguments and in lists: a text, the container and the key."""
-    found: list[tuple[str, Any, Any]] = []
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            found.append((name, values, name))
-        elif isinstance(value, list):
-            tensors = (i for i, item in enumerate(value) if isinstance(item, Tensor))
-            found += [(f"{name}[{i}]", value, i) for i in tensors]
-    return found
-
-
-def spoil_once(rng: Random, op: str, values: Values) -> str:
+def spoil(rng: random.Random, op: str, values: Values) -> str:
     """Make the arguments worse in one place; return a description."""
-    found = [place for place in places(values) if is_readable(place[1][place[2]])]
+    found: list[tuple[Any, Any]] = [(values, name) for name in values]
+    found += [(x, i) for x in values.values() if isinstance(x, list) for i in range(len(x))]
+    found = [place for place in found if is_readable(place[0][place[1]])]
+    options = [a for a in schema_of(op) if type_of(a) in SCALARS and a.name in values]
     kind = rng.random()
     if found and kind < 0.7:
-        (said, container, key), name = rng.choice(found), rng.choice(list(HOSTILE))
+        (container, key), name = rng.choice(found), rng.choice(list(HOSTILE))
+        said = next((n for n, x in values.items() if x is container), "")
         container[key] = HOSTILE[name](container[key])
-        return f"{said}: {name}"
-    options = [a for a in schema_of(op) if type_of(a) in SCALARS and a.name in values]
+        return f"{said} {key}: {name}"
     if options and kind < 0.95:
         option = rng.choice(options)
-        values[option.name] = rng.choice(SCALARS[type_of(option)])
-        return f"{option.name}: {values[option.name]!r}"
-    name = rng.choice(list(values))
-    values[name] = rng.choice([None, "text", [], [[]], 1.5, (), {}, [None], [1, 2], object()])
-    return f"{name}: {values[name]!r}"
+        name, value = option.name, rng.choice(SCALARS[type_of(option)])
+    else:
+        name = rng.choice(list(values))
+        value = rng.choice([None, "text", [], [[]], 1.5, (), {}, [None], [1, 2], object()])
+    values[name] = value
+    return f"{name}: {value!r}"
 
 
-def spoil(rng: Random, op: str, values: Values) -> list[str]:
-    done = []
-    for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
-        with contextlib.suppress(Exception):  # changes refused by torch itself are left out
-            done.append(spoil_once(rng, op, values))
+def without_freed(op: str, values: Values) -> None:
+    """Leave freed tensors out of lists of another type than the op's: torch would print them."""
     for value in values.values():
         if isinstance(value, list) and any(has_memory(t) and not is_readable(t) for t in value):
-            # torch's error for another type than the op's would print the freed ones.
             value[:] = [t for t in value if is_readable(t) or (has_memory(t) and op in LIST_OPS)]
-    return done
 
 
 # ---- calls and their checks --------------------------------------------------------------------
@@ -315,43 +286,21 @@ def plain(value: Any) -> Any:
     return value.detach().resolve_neg().clone().contiguous()
 
 
-class Snapshot:
-    """Keep the arguments' memory, and plain copies."""
+def metadata(t: Tensor) -> tuple[Any, ...]:
+    version = None if t.is_inference() else t._version
+    layout = t.shape, t.stride(), t.storage_offset()
+    return *layout, t.is_neg(), t.dtype, t.requires_grad, version
 
-    def __init__(self, values: Values) -> None:
-        self.tensors = [(name, t) for name, t in flattened(values) if has_memory(t)]
-        self.memory = [raw(t.detach()).clone() for _, t in self.tensors]
-        self.metadata = self.metadata_now()
-        self.copies, before = ({n: plain(v) for n, v in values.items()} for _ in range(2))
-        self.before = dict(flattened(before))
 
-    def metadata_now(self) -> list[Any]:
-        return [
-            (t.shape, t.stride(), t.storage_offset(), t.is_neg(), t.dtype, t.requires_grad)
-            + (() if t.is_inference() else (t._version,))
-            for _, t in self.tensors
-        ]
-
-    def assert_unchanged(self) -> None:
-        assert self.metadata_now() == self.metadata
-        self.assert_memory_unchanged()
-
-    def assert_memory_unchanged(self) -> None:
-        for (name, t), memory in zip(self.tensors, self.memory, strict=True):
-            assert torch.equal(raw(t.detach()), memory), f"{name}'s memory has been written"
-
-    @torch.inference_mode()  # it may write every tensor
-    def assert_as(self, op: str, expected: Any, result: Any) -> None:
-        """Assert that results and written elements are those of the plain copies."""
-        same = functools.partial(torch.testing.assert_close, equal_nan=True, check_stride=False)
-        same(result, expected)
-        copied = dict(flattened(self.copies))
-        changed = [(n, t) for n, t in self.tensors if n.split("[")[0] in written(op)]
-        for name, t in changed:
-            same(t.detach().resolve_neg(), copied[name])
-        for name, t in changed:
-            t.detach().copy_(self.before[name])
-        self.assert_memory_unchanged()
+@torch.inference_mode()  # it may write every tensor
+def assert_as(expected: Any, result: Any, changed: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """Assert that a result and written tensors are as expected; make the tensors as before."""
+    same = functools.partial(torch.testing.assert_close, equal_nan=True, check_stride=False)
+    same(result, expected)
+    for tensor, copied, _ in changed:
+        same(tensor.detach().resolve_neg(), copied)
+    for tensor, _, before in changed:
+        tensor.detach().copy_(before)
 
 
 def thread_state() -> tuple[Any, ...]:
@@ -361,30 +310,28 @@ def thread_state() -> tuple[Any, ...]:
     return torch.is_grad_enabled(), str(included), str(excluded)
 
 
-ORDINARY = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, OverflowError)
-
-
 def is_ordinary(error: Exception) -> bool:
     """Return whether an op may raise this error.
 
     Assertions and missing attributes may be torch's alone, as of fake tensors.
     """
-    innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
-    is_torchs = innermost.f_globals.get("__name__", "").startswith("torch.")
     if isinstance(error, (AssertionError, AttributeError)):
-        return is_torchs
-    return isinstance(error, ORDINARY)
+        innermost = list(traceback.walk_tb(error.__traceback__))[-1][0]
+        return innermost.f_globals.get("__name__", "").startswith("torch.")
+    return isinstance(error, (RuntimeError, TypeError, ValueError, IndexError, OverflowError))
 
 
 class Call:
-    """Hold a call and its arguments."""
-
     def __init__(self, seed: int, index: int) -> None:
-        rng = Random(f"{seed} {index}")
+        rng = random.Random(f"{seed} {index}")
         torch.manual_seed(rng.getrandbits(32))
         self.op = rng.choice(LIST_OPS + GEMM_OPS)
         self.values = good(rng, self.op)
-        self.done = spoil(rng, self.op, self.values)
+        self.done: list[str] = []
+        for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
+            with contextlib.suppress(Exception):  # changes refused by torch itself are left out
+                self.done.append(spoil(rng, self.op, self.values))
+        without_freed(self.op, self.values)
         self.context = rng.choice([*[""] * 6, *CONTEXTS])
         self.ops = rng.choice([ops, torch.ops.amp_ext])
 
@@ -404,25 +351,34 @@ class Call:
 
     def check(self) -> str:
         """Make the call; return "raised", "right" or, without values to compare, "accepted"."""
-        snapshot, result = Snapshot(self.values), self.outcome()
+        tensors = [(name, t) for name, t in flattened(self.values) if has_memory(t)]
+        memory = [raw(t.detach()).clone() for _, t in tensors]
+        layouts = [metadata(t) for _, t in tensors]
+        copies, before = ({n: plain(v) for n, v in self.values.items()} for _ in range(2))
+        result = self.outcome()
         if isinstance(result, Exception):
             assert is_ordinary(result), f"{type(result).__name__}: {result}"
             assert "INTERNAL ASSERT" not in str(result), result
-            snapshot.assert_unchanged()
-            return "raised"
-        tensors = [(name, t) for name, t in flattened(self.values) if isinstance(t, Tensor)]
-        has_no_values = any(
-            t.is_meta or isinstance(t, FakeTensor) or torch._is_functional_tensor(t)
-            for _, t in tensors
-        )
-        if self.context == "FakeTensorMode" or has_no_values:
+            assert [metadata(t) for _, t in tensors] == layouts
+        elif self.context == "FakeTensorMode" or any(map(has_no_values, self.given())):
             return "accepted"
-        for name, t in tensors:
-            assert is_readable(t) or t._is_zerotensor(), f"{name} was accepted"
-        with CONTEXTS[self.context]():
-            expected = getattr(ops, self.op)(**snapshot.copies)
-        snapshot.assert_as(self.op, expected, result)
-        return "right"
+        else:
+            assert all(is_readable(t) or t._is_zerotensor() for t in self.given())
+            with CONTEXTS[self.context]():
+                expected = getattr(ops, self.op)(**copies)
+            copied, was = dict(flattened(copies)), dict(flattened(before))
+            names = [n for n, _ in tensors if n.split("[")[0] in written(self.op)]
+            assert_as(expected, result, [(dict(tensors)[n], copied[n], was[n]) for n in names])
+        for (name, t), old in zip(tensors, memory, strict=True):
+            assert torch.equal(raw(t.detach()), old), f"{name}'s memory has been written"
+        return "raised" if isinstance(result, Exception) else "right"
+
+    def given(self) -> list[Tensor]:
+        return [t for _, t in flattened(self.values) if isinstance(t, Tensor)]
+
+
+def has_no_values(t: Tensor) -> bool:
+    return t.is_meta or isinstance(t, FakeTensor) or torch._is_functional_tensor(t)
 
 
 @pytest.mark.full

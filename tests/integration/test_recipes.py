@@ -20,21 +20,16 @@ import amp_ext
 
 TEXT = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
 Space = dict[str, Any]
-FP16 = torch.float16
 # A gradient has at most 16 numbers on its way that are rounded to FP16, by 2**-11 of them.
 ROUNDINGS = 16 * 2.0**-11
 
 
-def programs() -> dict[str, str]:
-    """Return the programs by their headings; the common beginning is under the title."""
-    found = {}
-    for section in re.split(r"^#+ (?=[A-Z]|torch)", TEXT, flags=re.MULTILINE)[1:]:
-        heading = section.split("\n", 1)[0]
-        (found[heading],) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    return found
-
-
-PROGRAMS = programs()
+SECTIONS = re.split(r"^#+ (?=[A-Z]|torch)", TEXT, flags=re.MULTILINE)[1:]
+PROGRAMS = {
+    section.split("\n", 1)[0]: re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    for section in SECTIONS
+}
+"""The programs by their headings; the common beginning is under the title."""
 BEST = '"cuda" if torch.cuda.is_available() else "cpu"'
 
 
@@ -92,7 +87,7 @@ def test_gradient_accumulation() -> None:
     for large in (batches[:4], batches[4:]):
         inputs, targets = map(torch.cat, zip(*large, strict=True))
         optimizer.zero_grad()
-        with amp_ext.autocast("cpu", FP16):
+        with amp_ext.autocast("cpu", torch.float16):
             loss = F.mse_loss(model(inputs), targets)
         scaler.scale(loss).backward()
         scaler.clip_grad_norm_(optimizer, 1.0)
@@ -136,7 +131,9 @@ def test_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 AFTERWARDS: dict[str, Callable[[Space], Any]] = {
     "A GAN": lambda space: (steps(space["optimizer_d"]), steps(space["optimizer_g"])) == ({7}, {8}),
     "A learning rate schedule": lambda space: space["scheduler"].last_epoch == 7,
-    "LoRA": lambda space: {layer.base.weight.dtype for layer in space["model"][::2]} == {FP16},
+    "LoRA": lambda space: (
+        {layer.base.weight.dtype for layer in space["model"][::2]} == {torch.float16}
+    ),
     "An average of the weights (EMA)": lambda space: space["average"].n_averaged == 7,
 }
 

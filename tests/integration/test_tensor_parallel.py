@@ -14,13 +14,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 import amp_ext
 import amp_ext.nn
 from amp_ext import ops
 from autocast_cases import Seen
 from ranks import Cases, mesh_of_all, needs_gloo, run
+
+if distributed.is_available():
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import parallel as tp
 
 CASES = Cases(mesh_of_all)
 case = CASES.add
@@ -39,10 +43,8 @@ def whole(tensor: Tensor | None) -> Tensor | None:
 
 def assert_same(mesh: Any, call: Callable[..., Any], tensors: list[Tensor], *fixed: Any) -> None:
     """Assert equal results and gradients, for the first two tensors in all placements."""
-    from torch.distributed.tensor import Partial, Replicate, distribute_tensor
-
     expected, gradients = differentiated(call, [*tensors])
-    placements = [[*map(shard, range(tensor.dim())), Replicate()] for tensor in tensors[:2]]
+    placements = [[*map(Shard, range(tensor.dim())), Replicate()] for tensor in tensors[:2]]
     placements[0].append(Partial())
     for chosen in itertools.product(*placements):
         placed = [*chosen, *fixed]
@@ -58,12 +60,6 @@ def assert_same(mesh: Any, call: Callable[..., Any], tensors: list[Tensor], *fix
             assert torch.equal(ours, theirs), chosen
 
 
-def shard(dim: int) -> Any:
-    from torch.distributed.tensor import Shard
-
-    return Shard(dim)
-
-
 def differentiated(call: Callable[..., Any], tensors: list[Tensor]) -> tuple[Any, Any]:
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     out = call(*leaves)
@@ -75,27 +71,17 @@ def with_c(a: Tensor, b: Tensor, c: Tensor, bias: Tensor) -> Tensor:
     return ops.gemm(a, b, trans_b=True, c=c, beta=2.0, bias=bias)
 
 
-def with_bias(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
-    return ops.gemm(a, b, trans_a=True, bias=bias)
-
-
-summed = partial(ops.gemm, trans_a=True, sum_batch=True)
-
-
 @case
 def gemm(mesh: Any) -> None:
     """gemm also multiplies dimensions that two ranks share unevenly."""
-    from torch.distributed.tensor import Replicate
-
-    replicate = Replicate()
     assert_same(mesh, ops.gemm, [integers(3, 4), integers(4, 5)])
     assert_same(mesh, ops.gemm, [integers(2, 3, 4), integers(4, 4)])
     assert_same(mesh, ops.gemm, [integers(2, 4, 4), integers(2, 4, 4)])
     addends = [integers(1, 4), integers(4)]
-    assert_same(mesh, with_c, [integers(3, 4), integers(4, 4), *addends], replicate, shard(0))
-    assert_same(mesh, with_bias, [integers(4, 4), integers(4, 4), integers(4)], replicate)
+    assert_same(mesh, with_c, [integers(3, 4), integers(4, 4), *addends], Replicate(), Shard(0))
+    summed = partial(ops.gemm, trans_a=True, sum_batch=True)
     assert_same(mesh, summed, [integers(2, 4, 3), integers(2, 4, 5)])
-    assert_same(mesh, ops.linear, [integers(2, 3, 4), integers(6, 4), integers(6)], shard(0))
+    assert_same(mesh, ops.linear, [integers(2, 3, 4), integers(6, 4), integers(6)], Shard(0))
 
 
 def in_region(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -112,10 +98,8 @@ def in_region(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @case
 def products_of_torch(mesh: Any) -> None:
-    from torch.distributed.tensor import Replicate
-
     layer = [integers(2, 3, 4), integers(6, 4), integers(6)]
-    assert_same(mesh, in_region(nn.functional.linear), layer, shard(0))
+    assert_same(mesh, in_region(nn.functional.linear), layer, Shard(0))
     assert_same(mesh, in_region(torch.mm), [integers(4, 4), integers(4, 6)])
     assert_same(mesh, in_region(torch.bmm), [integers(2, 4, 4), integers(2, 4, 4)])
     assert_same(mesh, in_region(torch.matmul), [integers(2, 4, 3, 4), integers(2, 4, 4, 2)])
@@ -127,10 +111,8 @@ def products_of_torch(mesh: Any) -> None:
 @case
 def updates_within_a_region(mesh: Any) -> None:
     """A weight is cast once until it is written. DTensor does not count updates of lists."""
-    from torch.distributed.tensor import distribute_tensor
-
-    x = distribute_tensor(torch.eye(4), mesh, [shard(1)])
-    weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [shard(1)]))
+    x = distribute_tensor(torch.eye(4), mesh, [Shard(1)])
+    weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(1)]))
     with amp_ext.autocast("cpu", torch.float16):
         for expected in (1.0, 2.0, 3.0):
             with Seen() as seen:
@@ -148,16 +130,14 @@ def updates_within_a_region(mesh: Any) -> None:
 @case
 def arguments(mesh: Any) -> None:
     """Wrong arguments raise on every rank, before any communication."""
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
-    a = distribute_tensor(integers(2, 7), mesh, [shard(1)])
+    a = distribute_tensor(integers(2, 7), mesh, [Shard(1)])
     with pytest.raises(RuntimeError, match="amp_ext::gemm: b must be a DTensor"):
         ops.gemm(a, integers(7, 2))
     with pytest.raises(RuntimeError, match="8"):
         ops.gemm(a, distribute_tensor(integers(8, 2), mesh, [Replicate()]))
     with pytest.raises(NotImplementedError, match="gemm_accumulate_: expected plain tensors"):
         ops.gemm_accumulate_(torch.zeros(2, 2), a, a, trans_b=True)
-    weight = distribute_tensor(integers(3, 7), mesh, [shard(1)])
+    weight = distribute_tensor(integers(3, 7), mesh, [Shard(1)])
     with torch.inference_mode():
         assert torch.equal(whole(ops.linear(a, weight)), whole(a) @ whole(weight).mT)
 
@@ -179,19 +159,13 @@ class Net(nn.Module):
 
 def parallelized(net: nn.Module, mesh: Any) -> nn.Module:
     """Shard the layers; sequences are sharded between the second and the third."""
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
     plan = {
-        "first": ColwiseParallel(),
-        "second": RowwiseParallel(output_layouts=shard(1)),
-        "mlp.0": ColwiseParallel(input_layouts=shard(1)),
-        "mlp.2": RowwiseParallel(),
+        "first": tp.ColwiseParallel(),
+        "second": tp.RowwiseParallel(output_layouts=Shard(1)),
+        "mlp.0": tp.ColwiseParallel(input_layouts=Shard(1)),
+        "mlp.2": tp.RowwiseParallel(),
     }
-    return parallelize_module(copy.deepcopy(net), mesh, plan)
+    return tp.parallelize_module(copy.deepcopy(net), mesh, plan)
 
 
 REGIONS = {

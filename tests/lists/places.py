@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -62,7 +61,6 @@ def assert_refused(
 ) -> None:
     """Assert that a call raises an error with the text, and writes nothing."""
     versions = [tensor._version for tensor in tensors(values)]
-    with unwritten(tensors(values)), pytest.raises(error) as caught:
+    with unwritten(tensors(values)), pytest.raises(error, match=text):
         getattr(ops, op)(**values)
-    assert re.search(text, str(caught.value)), caught.value
     assert [tensor._version for tensor in tensors(values)] == versions

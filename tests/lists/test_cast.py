@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -88,42 +89,30 @@ def test_rounding(executor: Executor) -> None:
 # ---- tensors of torch --------------------------------------------------------------------------
 
 
-def test_inference_tensors() -> None:
-    """Inference tensors, without a version counter, are written out of inference mode."""
-    with torch.inference_mode():
-        weight = torch.zeros(8, dtype=FP16)[::2]
-    ops.cast_([weight], [torch.ones(4)])
-    assert weight.tolist() == [1.0] * 4
-
-
-def test_parameters() -> None:
-    """Parameters may be outputs and inputs while autograd does not record."""
-    weight = torch.nn.Parameter(torch.ones(3, dtype=FP16))
-    master = torch.nn.Parameter(torch.full((3,), 2.0))
+@pytest.mark.parametrize("make", [torch.nn.Parameter, torch.inference_mode()(Tensor.clone)])
+def test_parameters_and_inference_tensors(make: Callable[[Tensor], Tensor]) -> None:
+    """Parameters and inference tensors, without a version counter, are cast and written."""
+    weight, master = make(torch.zeros(4, dtype=FP16)), make(torch.ones(4))
     with torch.no_grad():
         ops.cast_([weight], [master])
-    assert weight.is_leaf and weight.tolist() == [2.0, 2.0, 2.0]
+    assert weight.is_leaf and weight.tolist() == [1.0] * 4
 
 
 # ---- alignment and layouts ---------------------------------------------------------------------
 
-OFFSETS = [(0, 0), (3, 3), (1, 0), (2, 5)]
-"""Where output and input begin, in elements behind an aligned address."""
-
 
 @against_oracle
-@pytest.mark.parametrize("offsets", OFFSETS, ids=lambda o: f"at-{o[0]}-from-{o[1]}")
-@pytest.mark.parametrize(("dtype", "output_dtype"), PAIRS_OF_EACH_KIND, ids=str)
+@pytest.mark.parametrize("offsets", [(0, 0), (3, 3), (1, 0), (2, 5)], ids=str)
+@pytest.mark.parametrize("dtypes", PAIRS_OF_EACH_KIND, ids=str)
 def test_every_edge(
-    executor: Executor, dtype: torch.dtype, output_dtype: torch.dtype, offsets: tuple[int, int]
+    executor: Executor, dtypes: tuple[torch.dtype, torch.dtype], offsets: tuple[int, int]
 ) -> None:
-    """Sizes around a pack and a chunk are cast; memory around the outputs stays unchanged."""
-    outputs, inputs = [], []
-    for size in (*range(1, 25), *SIZES):
-        output = random((size + 16,), output_dtype, executor.device)
-        source = random((size + 16,), dtype, executor.device)
-        outputs.append(output[offsets[0] : offsets[0] + size])
-        inputs.append(source[offsets[1] : offsets[1] + size])
+    """Sizes around a pack and a chunk are cast, at each offset of input and output."""
+    sizes = [*range(1, 25), *SIZES]
+    inputs, outputs = (
+        [random((size + 16,), dtype, executor.device)[first : first + size] for size in sizes]
+        for dtype, first in zip(dtypes, offsets, strict=True)
+    )
     check(executor, outputs, inputs)
 
 

@@ -9,7 +9,7 @@ import torch
 
 import reference
 from amp_ext import ops
-from cases import FLOATS, SIZES, assert_all_same, assert_same, random, threads, unwritten
+from cases import FLOATS, SIZES, assert_all_same, random, threads, unwritten
 from executors import CPU, Executor, against_oracle, every_executor
 from ptx_backend.backend import Ptx, Schedule
 
@@ -46,16 +46,7 @@ def norm(
 
 
 @every_executor
-def test_small_exact_values(executor: Executor) -> None:
-    grads = [torch.tensor([3.0]), torch.tensor([[4.0], [0.0]]).half(), torch.empty(0)]
-    grads += [torch.tensor(12.0, dtype=torch.float64), torch.zeros(5).bfloat16()]
-    grads = [grad.to(executor.device) for grad in grads]
-    for factor, expected in ((None, 13.0), (1.0, 13.0), (0.5, 6.5), (-2.0, 26.0), (0.0, 0.0)):
-        assert norm(executor, grads, factor) == (expected, 0.0), factor
-
-
-@every_executor
-@pytest.mark.parametrize("factor", [None, 1 / 3, 1e25, 1e-25])
+@pytest.mark.parametrize("factor", [None, -1 / 3, 1e25, 1e-25])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_equals_the_norm_of_python_floats(
     executor: Executor, dtype: torch.dtype, factor: float | None
@@ -104,16 +95,14 @@ def test_bitwise_repeatable(executor: Executor) -> None:
     """50 runs, with one thread and with two, give the same bits."""
     grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(SIZES * 4)]
     grads += [random((300, 7), torch.float32, executor.device).t() for _ in range(50)]
-    inv_scale = executor.scalar(1 / 3)
-    first = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale)
-    norms, first_norms = (torch.zeros(len(grads), device=executor.device) for _ in range(2))
-    executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=first_norms)
-    for run in executor.some(range(50), 2):
+    inv_scale, results = executor.scalar(1 / 3), []
+    for run in executor.some(range(50), 3):
         with threads(1 + run % 2):
-            again = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale)
+            norms = torch.zeros(len(grads), device=executor.device)
+            norm = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale)
             executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=norms)
-        assert_same(again, first)
-        assert_same(norms, first_norms)
+        results.append([norm, norms])
+        assert_all_same(results[-1], results[0])
 
 
 @pytest.mark.ptx

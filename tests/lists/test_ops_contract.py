@@ -1,7 +1,6 @@
 """Test torch's requirements of each op: schema, meta kernel, tracing, versions."""
 
 import sys
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 import programs
 from amp_ext import ops, verify
 from amp_ext.ops import GEMM_OPS, LIST_OPS
-from amp_ext.ops._op import schema
 from cases import assert_all_same, whole_and_view
 from executors import Executor, against_oracle
 from reference import arguments
@@ -31,22 +29,6 @@ def test_cases(executor: Executor, name: str) -> None:
     """The cases that verify a kernel before its first use hold on every executor."""
     for case in getattr(ops, name).cases():
         verify.compare(case, executor.device)
-
-
-def test_schema_is_the_signature() -> None:
-    def scale_(
-        grads: Sequence[Tensor],
-        factor: Tensor | None,
-        norms: Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        raise NotImplementedError
-
-    assert schema(scale_, ("norms", "grads")) == (
-        "scale_(Tensor(b!)[] grads, Tensor? factor, Tensor(a!) norms, *, "
-        "ScalarType? dtype=None) -> Tensor"
-    )
 
 
 @against_oracle
@@ -78,14 +60,10 @@ def test_versions_count_what_is_written(executor: Executor, name: str) -> None:
 @against_oracle
 def test_versions_of_views_with_holes(executor: Executor) -> None:
     grad = whole_and_view("columns", torch.float32, executor.device)[1]
-    output = torch.empty_like(whole_and_view("columns", torch.float16, executor.device)[1])
-    for call in (
-        lambda: ops.unscale_([grad], executor.scalar(0.0), executor.scalar(0.5)),
-        lambda: ops.cast_([grad], [output]),
-    ):
-        before = grad._version
-        call()
-        assert grad._version > before
+    before = grad._version
+    ops.unscale_([grad], executor.scalar(0.0), executor.scalar(0.5))
+    ops.cast_([grad], [grad.half()])
+    assert grad._version == before + 2
 
 
 def test_modes_and_subclasses_see_calls() -> None:
@@ -101,7 +79,6 @@ def test_modes_and_subclasses_see_calls() -> None:
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
             seen.append(str(function))
-            return super().__torch_function__(function, types, args, kwargs or {})
 
     with Functions():
         ops.cast_([], [])

@@ -94,22 +94,18 @@ SHAPES: list[Fault] = [
     ("gemm", "b", lambda t: t.expand(1, 5, 4), "leading dimensions of a and b must be equal"),
     ("gemm", "sum_batch", lambda _: True, "sum_batch needs leading dimensions in a and b"),
     ("gemm", "bias", lambda t: t[:1], "bias must have shape [5], got shape [1]"),
-    ("gemm", "bias", lambda t: t[0], "bias must have shape [5], got shape []"),
     ("gemm", "c", lambda t: t.new_zeros(4, 1), "c must be expandable to the result's shape"),
     ("gemm", "c", lambda t: t.new_zeros(1, 2, 3, 5), "[2, 3, 5], got shape [1, 2, 3, 5]"),
     ("linear", "x", lambda t: t[0, 0, 0], "x must have 4 columns for weight of shape [5, 4]"),
     ("linear", "x", lambda t: t[..., :3], "x must have 4 columns for weight of shape [5, 4]"),
     ("linear", "weight", lambda t: t[0], "weight must have 2 dimensions, got shape [4]"),
     ("linear", "bias", lambda t: t[:1], "bias must have shape [5], got shape [1]"),
-    ("linear", "bias", lambda t: t[0], "bias must have shape [5], got shape []"),
     ("adam_", "grads", lambda x: x[:2], "grads must have as many tensors as params, 3, got 2"),
     ("adam_", "grads", second(Tensor.t), "grads[1] must have the shape of params[1], [3, 2]"),
     ("linear", "weight", lambda t: t.expand(1, 5, 4), "weight must have 2 dimensions, got"),
     ("linear", "bias", lambda t: t[None], "bias must have shape [5], got shape [1, 5]"),
     ("gemm", "bias", lambda t: t[None], "bias must have shape [5], got shape [1, 5]"),
     ("adam_", "copies", lambda x: x[:2], "copies must have as many tensors as params, 3, got 2"),
-    ("sgd_", "grads", lambda x: x[:2], "grads must have as many tensors as params, 3, got 2"),
-    ("sgd_", "grads", second(Tensor.t), "grads[1] must have the shape of params[1], [3, 2]"),
     ("sgd_", "steps", lambda x: [*x, x[0]], "steps must have as many tensors as params, 3, got 4"),
 ]
 FAULTS: list[Fault] = [
@@ -141,7 +137,6 @@ FAULTS: list[Fault] = [
 ]
 VALUE_FAULTS: list[Fault] = [
     ("unscale_", "max_norm", lambda _: -1.0, "must be a number that is not negative, got -1"),
-    ("unscale_", "max_norm", lambda _: torch.nan, "must be a number that is not negative, got nan"),
     ("unscale_", "norm", lambda _: None, "max_norm = 2 needs a norm, got None"),
     ("adam_", "max_norm", lambda _: -1.0, "must be a number that is not negative, got -1"),
     ("adam_", "beta1", lambda _: 1.0, "beta1 must be at least 0 and below 1, got 1"),

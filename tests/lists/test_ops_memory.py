@@ -148,10 +148,7 @@ def test_gradient_in_another_order_on_a_parameter() -> None:
 
 
 def test_gradients_that_touch_or_interleave() -> None:
-    """Gradients may touch or interleave.
-
-    They are columns, every second element, and slices of one buffer in any order.
-    """
+    """Gradients may be columns, every second element, or slices of one buffer in any order."""
     memory = torch.ones(120)
     columns = memory[:40].view(4, 10)
     grads = [columns[:, 5:], columns[:, :5], memory[41:60:2], memory[40:60:2]]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_map_only
 
 import reference
-from amp_ext import ops
 from cases import assert_all_same, assert_same, copies, tensors
-from executors import REFERENCE, Executor, against_oracle, every_executor
+from executors import Executor, against_oracle, every_executor
 
 FLT_MIN = 2.0**-126
 SUBNORMAL = 2.0**-149
@@ -48,20 +48,10 @@ def update(
     return tuple(values[n].item() for n in ("scale", "growth_tracker", "skipped_steps"))
 
 
-def is_deviation(scale: float, tracker: int, found: float, interval: int, theirs: float) -> bool:
-    """Tell whether amp_ext differs from torch on purpose.
-
-    The scale has a floor; torch's decays to 0. The scale grows with a growth_tracker at or beyond
-    the interval; torch's grows only at the interval.
-    """
-    decays = found != 0 and scale > 0 and theirs < FLT_MIN
-    stuck = found == 0 and tracker >= interval
-    return decays or stuck
-
-
 @every_executor
 @pytest.mark.parametrize("scale", SCALES)
 def test_equals_torch(executor: Executor, scale: float) -> None:
+    """The op equals torch's, but for a floor and a growth at a tracker beyond the interval."""
     compared = 0
     numbers = itertools.product(
         (0, 1, 5, 100),
@@ -75,7 +65,8 @@ def test_equals_torch(executor: Executor, scale: float) -> None:
         torch._amp_update_scale_(
             theirs, their_tracker, torch.tensor(found), growth, backoff, interval
         )
-        if is_deviation(scale, tracker, found, interval, theirs.item()):
+        decays = found != 0 and scale > 0 and theirs < FLT_MIN
+        if decays or (found == 0 and tracker >= interval):
             continue
         ours = state(executor, scale, tracker)
         update(executor, ours, found, growth=growth, backoff=backoff, interval=interval)
@@ -96,15 +87,6 @@ def test_any_of_many_found_infs_is_an_overflow(executor: Executor) -> None:
         assert_all_same(found_infs, before)
         assert values["scale"].tolist() == [expected]
         assert values["skipped_steps"].item() == int(expected == 2.0)
-
-
-@pytest.mark.parametrize("bad", [torch.zeros(3), torch.zeros(()).half()], ids=["shape", "dtype"])
-def test_each_of_many_found_infs_is_checked(bad: torch.Tensor) -> None:
-    values = state(REFERENCE, 4.0)
-    found_infs = [*(torch.ones(()) for _ in range(3000)), bad]
-    with pytest.raises(RuntimeError, match="found_inf must be a"):
-        ops.update_scale_(**values, found_infs=found_infs, **FACTORS)
-    assert values["scale"].item() == 4.0
 
 
 @every_executor
@@ -132,7 +114,6 @@ def test_tracker_at_and_beyond_the_interval(executor: Executor) -> None:
     """The scale grows once the tracker has reached the interval. Far beyond, the tracker wraps."""
     for tracker, interval, expected in (
         (50, 10, (16.0, 0)),  # an interval that was lowered, unlike torch
-        (2**31 - 1, 2000, (16.0, 0)),
         (2**31 - 1, 2**31, (16.0, 0)),
         (2**31 - 1, 2**31 + 1, (8.0, -(2**31))),  # out of reach: the tracker wraps, as torch's
     ):
@@ -190,7 +171,7 @@ def test_the_next_step_is_made_ready(executor: Executor) -> None:
             "min_scale": st.floats(0.0, width=32, exclude_min=True, allow_infinity=False),
             "max_scale": st.floats(0.0, width=32, exclude_min=True, allow_infinity=False),
             "hysteresis": st.integers(1, 4),
-            "next_step": st.just([0.0, 1.0, 0.0]),
+            "next_step": st.just(None),
         },
     ),
 )
@@ -198,16 +179,10 @@ def test_any_numbers(
     executor: Executor, scale: float, tracker: int, found: list[float], factors: Any, options: Any
 ) -> None:
     """Any numbers agree over three updates in a row, with growth and hysteresis trackers."""
-
-    def started() -> Values:
-        made = {
-            name: torch.tensor(value, device=executor.device)
-            for name, value in options.items()
-            if isinstance(value, list)
-        }
-        return state(executor, scale, tracker, **options | made)
-
-    ours, oracle = started(), started()
+    if "next_step" in options:
+        options["next_step"] = torch.tensor([0.0, 1.0, 0.0], device=executor.device)
+    ours = state(executor, scale, tracker, **options)
+    oracle = tree_map_only(torch.Tensor, torch.clone, ours)
     for values in (found, found, [0.0]):
         update(executor, ours, *values, **factors)
         update(executor, oracle, *values, **factors, ops=reference)

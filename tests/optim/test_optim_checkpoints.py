@@ -15,23 +15,19 @@ from torch import Tensor
 from amp_ext import optim
 from cases import through_a_file
 from executors import Executor, against_oracle
-from optim_cases import assert_close, assert_same_bits, bits, params, params_of, tolerance, train
+from optim_cases import (
+    LR,
+    assert_close,
+    assert_same_bits,
+    bits,
+    make,
+    params,
+    tolerance,
+    train,
+)
 
-LR = 0.01
-OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adam": ("Adam", {"amsgrad": True}),
-    "adamw": ("AdamW", {}),
-    "momentum": ("SGD", {"momentum": 0.9}),
-    "dampening": ("SGD", {"momentum": 0.9, "dampening": 0.5}),
-}
-
-
-def make(module: Any, case: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
-    name, options = OPTIONS[case]
-    return getattr(module, name)(params_of(dtype=dtype), lr=LR, **options, **more)
-
-
-halves = partial(make, optim, "adamw", torch.bfloat16)
+CASES = ("amsgrad", "adamw", "momentum", "dampening")
+halves = partial(make, optim, "adamw", "cpu", torch.bfloat16)
 
 
 def loaded(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -43,7 +39,7 @@ def loaded(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> torc
     return target
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize("case", CASES)
 def test_across(case: str) -> None:
     ours, torchs = make(optim, case), make(torch.optim, case)
     for optimizer in (ours, torchs):
@@ -64,7 +60,7 @@ def test_masters_from_weights(through_torch: bool) -> None:
 
     torch's optimizer does not update masters.
     """
-    source = torch.optim.AdamW(params_of(dtype=torch.bfloat16), lr=LR)
+    source = make(torch.optim, "adamw", dtype=torch.bfloat16)
     if through_torch:
         before = halves(master_weights=True)
         train(before, range(1))
@@ -135,8 +131,7 @@ def test_loading_between_steps_and_hooks() -> None:
 def test_where_steps_are_saved(executor: Executor, fused: bool | None) -> None:
     """Steps are saved on the CPU if torch's optimizer would have them there."""
     optimizer, other = (
-        cls(params_of(device=executor.device), lr=LR, fused=fused)
-        for cls in (optim.Adam, torch.optim.Adam)
+        make(module, "adam", executor.device, fused=fused) for module in (optim, torch.optim)
     )
     train(optimizer, range(2))
     saved = copy.deepcopy(optimizer.state_dict())

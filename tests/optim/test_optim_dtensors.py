@@ -5,17 +5,17 @@ A step sends no message of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils._pytree import tree_map_only
 
 import ranks
 from amp_ext import optim
-from optim_cases import assert_same_bits, params_of
+from optim_cases import assert_same_bits, params, params_of
 
 CASES = ranks.Cases(lambda world, folder: (world, folder))
 LR = 0.01
@@ -32,27 +32,17 @@ if distributed.is_available():
 
 
 def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def everything(optimizer: torch.optim.Optimizer, of: Callable[[Tensor], Tensor]) -> list[Any]:
-    """Return everything a step writes."""
-    return [
-        (
-            of(param.detach()).clone(),
-            {name: of(value).clone() for name, value in optimizer.state.get(param, {}).items()},
-        )
-        for group in optimizer.param_groups
-        for param in group["params"]
-    ]
+def wholes_of(optimizer: torch.optim.Optimizer) -> Any:
+    """Return copies of everything a step writes."""
+    written = [(param.detach(), optimizer.state.get(param, {})) for param in params(optimizer)]
+    return tree_map_only(Tensor, lambda t: whole(t).clone(), written)
 
 
 def assert_same_wholes(a: torch.optim.Optimizer, b: torch.optim.Optimizer) -> None:
-    assert_same_bits(everything(a, whole), everything(b, whole))
+    assert_same_bits(wholes_of(a), wholes_of(b))
 
 
 # ---- parameters with gradients of known numbers --------------------------------------------------
@@ -76,31 +66,29 @@ def placed_params(world: int, dtype: torch.dtype = F32) -> tuple[list[Tensor], l
         (3, 5): (square, [Replicate(), Shard(0)]),
         (4,): None,
     }
-    wholes = params_of(spreads, dtype)
-    params = [
+    placed = [
         nn.Parameter(distribute_tensor(param.detach(), *spread) if spread else param.detach())
         for param, spread in zip(params_of(spreads, dtype), spreads.values(), strict=True)
     ]
-    return params, wholes
+    return placed, params_of(spreads, dtype)
 
 
-def set_grads(params: list[Tensor], wholes: list[Tensor], seed: int) -> None:
-    numbers = params_of([param.shape for param in wholes], wholes[0].dtype, seed=1000 + seed)
-    for param, same, number in zip(params, wholes, numbers, strict=True):
-        same.grad = number.detach()
-        param.grad = number.detach().clone()
+def set_grads(optimizer: torch.optim.Optimizer, seed: int) -> None:
+    """Set gradients that are equal for equal seeds, spread as the parameters."""
+    shapes = [param.shape for param in params(optimizer)]
+    for param, number in zip(params(optimizer), params_of(shapes, seed=1000 + seed), strict=True):
+        param.grad = number.detach().to(param.dtype)
         if isinstance(param, DTensor):
-            param.grad = distribute_tensor(number.detach(), param.device_mesh, param.placements)
+            param.grad = distribute_tensor(param.grad, param.device_mesh, param.placements)
 
 
-def train_both(ours: Any, same: Any, steps: range) -> None:
-    [[params], [wholes]] = ([g["params"] for g in o.param_groups] for o in (ours, same))
+def train(steps: range, *optimizers: Any) -> None:
     for seed in steps:
-        set_grads(params, wholes, seed)
-        same.step()
-        with CommDebugMode() as sent:
-            ours.step()
-        assert sent.get_total_counts() == 0
+        for optimizer in optimizers:
+            set_grads(optimizer, seed)
+            with CommDebugMode() as sent:
+                optimizer.step()
+            assert sent.get_total_counts() == 0
 
 
 def pair(world: int, kind: Any = optim.AdamW, dtype: torch.dtype = F32, **options: Any) -> Any:
@@ -111,16 +99,14 @@ def pair(world: int, kind: Any = optim.AdamW, dtype: torch.dtype = F32, **option
 def updates(world: int, folder: Path, kind: str, dtype: torch.dtype, options: Any) -> None:
     ours, same = pair(world, getattr(optim, kind), dtype, **options)
     assert ours._why_not() is None
-    train_both(ours, same, range(3))
+    train(range(3), ours, same)
     assert_same_wholes(ours, same)
     for param, state in ours.state.items():
         for name, value in state.items():
             assert isinstance(value, DTensor) == (isinstance(param, DTensor) and name != "step")
             if isinstance(value, DTensor):
-                assert (value.device_mesh, value.placements) == (
-                    param.device_mesh,
-                    param.placements,
-                )
+                assert value.device_mesh == param.device_mesh
+                assert value.placements == param.placements
 
 
 for kind, dtype, options in (
@@ -141,21 +127,21 @@ def gradients_and_states_placed_otherwise(world: int, folder: Path) -> None:
     """
     mesh = init_device_mesh("cpu", (world,))
     ours, same = pair(world, **MASTERS, dtype=BF16)
-    train_both(ours, same, range(2))
+    train(range(2), ours, same)
     for param, state in ours.state.items():
         if isinstance(param, DTensor) and param.device_mesh == mesh:
             for name in ("exp_avg", "master_param"):
                 state[name] = state[name].redistribute(placements=[Replicate()])
-    [[params], [wholes]] = ([g["params"] for g in o.param_groups] for o in (ours, same))
-    set_grads(params, wholes, 2)
-    for param, of_whole in zip(params, wholes, strict=True):
+    for optimizer in (ours, same):
+        set_grads(optimizer, 2)
+    for param, of_whole in zip(params(ours), params(same), strict=True):
         if isinstance(param, DTensor) and param.device_mesh == mesh:
             mine = of_whole.grad if mesh.get_local_rank() == 1 else torch.zeros_like(of_whole)
             param.grad = DTensor.from_local(mine.clone(), mesh, [Partial()], run_check=False)
     for optimizer in (ours, same):
         optimizer.step()
     assert_same_wholes(ours, same)
-    train_both(ours, same, range(3, 4))
+    train(range(3, 4), ours, same)
 
 
 def written(world: int, folder: Path, on_one_local: bool) -> None:
@@ -165,19 +151,19 @@ def written(world: int, folder: Path, on_one_local: bool) -> None:
     for each in (param, other):
         each.grad = torch.full_like(each, 2.0**-12)
     optimizer.step()
-    before = local(other).clone()
+    before = other.to_local().clone()
     is_written = not on_one_local or distributed.get_rank() == 1
     with torch.no_grad():
         if is_written:
-            (local(param) if on_one_local else param).add_(1)
-    expected = local(param).float() - 2.0**-12
+            (param.to_local() if on_one_local else param).add_(1)
+    expected = param.to_local().float() - 2.0**-12
     optimizer.step()
-    assert torch.equal(local(optimizer.state[param]["master_param"]), expected) == is_written
-    kept = local(optimizer.state[other]["master_param"])
+    mine, kept = (optimizer.state[p]["master_param"].to_local() for p in (param, other))
+    assert torch.equal(mine, expected) == is_written
     assert not torch.equal(kept, before.float() - 2.0**-12)
-    versions = param._version, local(param)._version
+    versions = [each._version + 1 for each in (param, param.to_local())]
     optimizer.step()
-    assert (param._version, local(param)._version) == (versions[0] + 1, versions[1] + 1)
+    assert [each._version for each in (param, param.to_local())] == versions
 
 
 for on_one_local in (False, True):
@@ -201,49 +187,30 @@ def left_to_torch(world: int, folder: Path) -> None:
     torch.optim.SGD([twin], lr=0.5).step()
     assert_same_bits(whole(summed.detach()), whole(twin.detach()))
 
-    params, _ = placed_params(world)
-    params[0].grad = torch.ones_like(distribute_tensor(torch.ones(8, 3), params[6].device_mesh))
-    refused = optim.SGD(params)
+    placed, _ = placed_params(world)
+    placed[0].grad = torch.ones_like(distribute_tensor(torch.ones(8, 3), placed[6].device_mesh))
+    refused = optim.SGD(placed)
     assert "not a DTensor on the same mesh" in refused._kernels().why_not(refused.param_groups)
-    set_grads(params, params, 0)
-    optimizer = optim.SGD(params[::-1], lr=LR, momentum=0.5, autocast_copies=torch.float16)
-    before = everything(optimizer, local)
+    optimizer = optim.SGD(placed[::-1], lr=LR, momentum=0.5, autocast_copies=torch.float16)
+    set_grads(optimizer, 0)
+    before = wholes_of(optimizer)
     with pytest.raises(RuntimeError, match=r"a DTensor.* leave out autocast_copies"):
         optimizer.step()
-    assert_same_bits(everything(optimizer, local), before)
+    assert_same_bits(wholes_of(optimizer), before)
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
-def block(dtype: torch.dtype) -> nn.Module:
-    """Return layers with uneven shards, some with fewer rows than ranks."""
+def adam(world: int, dtype: torch.dtype, options: Any, parts: int = 1) -> tuple[nn.Module, Any]:
+    """Return layers and their optimizer; some parts have fewer rows than others, or none."""
     torch.manual_seed(0)
     layers = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.Linear(4, 1)
-    return nn.Sequential(*layers).to(dtype)
-
-
-def in_parts(world: int, dtype: torch.dtype, parts: int) -> nn.Module:
-    mesh = init_device_mesh("cpu", (world // parts, parts), mesh_dim_names=("copies", "parts"))
-    return fully_shard(block(dtype), mesh=mesh)
-
-
-def train(optimizer: torch.optim.Optimizer, steps: range) -> None:
-    params = optimizer.param_groups[0]["params"]
-    for seed in steps:
-        wholes = [torch.empty(param.shape, dtype=param.dtype) for param in params]
-        set_grads(params, wholes, seed)
-        optimizer.step()
-
-
-def adam(model: nn.Module, **options: Any) -> Any:
-    return optim.Adam(model.parameters(), lr=LR, **options)
-
-
-def save(model: nn.Module, optimizer: Any, path: Path) -> None:
-    dcp.save(
-        dict(zip("mo", names.get_state_dict(model, optimizer), strict=True)), checkpoint_id=path
-    )
+    model = nn.Sequential(*layers).to(dtype)
+    if parts > 1:
+        mesh = init_device_mesh("cpu", (world // parts, parts), mesh_dim_names=("copies", "parts"))
+        fully_shard(model, mesh=mesh)
+    return model, optim.Adam(model.parameters(), lr=LR, **options)
 
 
 def load(model: nn.Module, optimizer: Any, path: Path) -> None:
@@ -252,25 +219,24 @@ def load(model: nn.Module, optimizer: Any, path: Path) -> None:
     names.set_state_dict(model, optimizer, model_state_dict=state["m"], optim_state_dict=state["o"])
 
 
-def expected(dtype: torch.dtype, options: dict[str, Any]) -> Any:
-    """Return an optimizer after five steps of a single process."""
-    optimizer = adam(block(dtype), **options)
-    train(optimizer, range(5))
-    return optimizer
+def assert_goes_on(optimizer: Any, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """Assert that three more steps lead to the fifth of a single process."""
+    _, expected = adam(1, dtype, options)
+    train(range(5), expected)
+    train(range(2, 5), optimizer)
+    assert_same_wholes(optimizer, expected)
 
 
 def saved(world: int, folder: Path, dtype: torch.dtype, options: Any, by_two: bool) -> None:
     """Save by ranks that share parameters by two, or all of them; the others load."""
-    parts = {True: 2, False: world}
+    model, before = adam(world, dtype, options, 2 if by_two else world)
+    other, after = adam(world, dtype, options, world if by_two else 2)
+    train(range(2), before)
     path = folder / f"{world}.{dtype}"
-    models = [in_parts(world, dtype, parts[by]) for by in (by_two, not by_two)]
-    before, after = (adam(model, **options) for model in models)
-    train(before, range(2))
-    save(models[0], before, path)
-    load(models[1], after, path)
+    dcp.save(dict(zip("mo", names.get_state_dict(model, before), strict=True)), checkpoint_id=path)
+    load(other, after, path)
     assert_same_wholes(after, before)
-    train(after, range(2, 5))
-    assert_same_wholes(after, expected(dtype, options))
+    assert_goes_on(after, dtype, options)
 
 
 SAVED = ((F32, {"amsgrad": True}), (BF16, MASTERS))
@@ -305,8 +271,6 @@ def test_saved_by_ranks(
     world: int, dtype: torch.dtype, options: Any, errors: Any, folder: Path
 ) -> None:
     """A state saved by ranks loads in one process."""
-    model = block(dtype)
-    optimizer = adam(model, **options)
+    model, optimizer = adam(1, dtype, options)
     load(model, optimizer, folder / f"{world}.{dtype}")
-    train(optimizer, range(2, 5))
-    assert_same_wholes(optimizer, expected(dtype, options))
+    assert_goes_on(optimizer, dtype, options)

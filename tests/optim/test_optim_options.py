@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from amp_ext import GradScaler, optim
 
 # Numbers that all kinds hold exactly.
-ADAM = {"lr": 0.125, "betas": (0.5, 0.75), "eps": 2.0**-20, "weight_decay": 0.25, "amsgrad": True}
-SGD = {"lr": 0.125, "momentum": 0.5, "dampening": 0.25, "weight_decay": 0.25}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "Adam": {**ADAM, "maximize": True},
-    "AdamW": {**ADAM, "maximize": True},
-    "SGD": {**SGD, "maximize": True},
+ADAM: dict[str, Any] = {
+    **{"lr": 0.125, "betas": (0.5, 0.75), "eps": 2.0**-20, "weight_decay": 0.25},
+    **{"amsgrad": True, "maximize": True},
 }
+SGD = {"lr": 0.125, "momentum": 0.5, "dampening": 0.25, "weight_decay": 0.25, "maximize": True}
+OPTIONS: dict[str, dict[str, Any]] = {"Adam": ADAM, "AdamW": ADAM, "SGD": SGD}
 KINDS: dict[str, Callable[[float], Any]] = {
     "float16": np.float16,
     "tensor": lambda value: torch.tensor(value, dtype=torch.float64),
@@ -46,13 +46,9 @@ def trained(name: str, options: dict[str, Any], scaled: bool, **storage: Any) ->
 def test_numbers(name: str, kind: str, scaled: bool) -> None:
     """Each option changes a step as the same number of Python does, also beyond torch's options."""
     expected, make = trained(name, {}, scaled), KINDS[kind]
-    every: dict[str, Any] = {}
-    for option, number in OPTIONS[name].items():
-        if isinstance(number, bool):
-            every[option] = np.bool_(number)
-        else:
-            every[option] = tuple(map(make, number)) if isinstance(number, tuple) else make(number)
-        torch.testing.assert_close(trained(name, {option: every[option]}, scaled), expected)
+    every = tree_map_only(float, make, tree_map_only(bool, np.bool_, OPTIONS[name]))
+    for option, value in every.items():
+        torch.testing.assert_close(trained(name, {option: value}, scaled), expected)
     if "tensor" not in kind:
         expected = trained(name, {}, scaled, stochastic_rounding=True)
         assert torch.equal(trained(name, every, scaled, stochastic_rounding=True), expected)

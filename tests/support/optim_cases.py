@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 import reference
 from cases import assert_all_same, copies, surroundings, tensors
@@ -17,27 +18,22 @@ from twins import params
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 Values = dict[str, Any]
 
-ADAM: Values = {
-    **{"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
-    **{"weight_decay": 0.1, "decoupled": True},
+OPTIONS: dict[str, Values] = {
+    "adam_": {
+        **{"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
+        **{"weight_decay": 0.1, "decoupled": True},
+    },
+    "sgd_": {
+        **{"lr": 0.1, "momentum": 0.9, "dampening": 0.0},
+        **{"nesterov": False, "weight_decay": 0.1},
+    },
 }
-SGD: Values = {
-    **{"lr": 0.1, "momentum": 0.9, "dampening": 0.0},
-    **{"nesterov": False, "weight_decay": 0.1},
-}
-OPTIONS = {"adam_": ADAM, "sgd_": SGD}
 OPS = tuple(OPTIONS)
 
 
 def copied(values: Values) -> Values:
     """Return the arguments with copies of the tensors, and of the memory around them."""
-
-    def copy(value: Any) -> Any:
-        if isinstance(value, list):
-            return copies(value)
-        return copies([value])[0] if isinstance(value, Tensor) else value
-
-    return {name: copy(value) for name, value in values.items()}
+    return tree_map_only(Tensor, lambda tensor: copies([tensor])[0], values)
 
 
 def check(executor: Executor, op: str, values: Values) -> None:
@@ -98,6 +94,25 @@ def call(
 # ---- optimizers --------------------------------------------------------------------------------
 
 SHAPES = ((5, 3), (7,), (), (2, 3, 4), (0,), (1025,))
+LR = 0.01
+OPTIMIZERS: dict[str, tuple[str, Values]] = {
+    "adam": ("Adam", {}),
+    "adam_l2": ("Adam", {"weight_decay": 0.1, "maximize": True}),
+    "amsgrad": ("Adam", {"amsgrad": True, "betas": (0.5, 0.9), "eps": 1e-3}),
+    "adam_decoupled": ("Adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    "adamw": ("AdamW", {}),
+    "adamw_amsgrad": ("AdamW", {"amsgrad": True, "weight_decay": 0.1, "maximize": True}),
+    "sgd": ("SGD", {"weight_decay": 0.1}),
+    "momentum": ("SGD", {"momentum": 0.9, "maximize": True}),
+    "dampening": ("SGD", {"momentum": 0.9, "dampening": 0.5}),
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+}
+
+
+def make(module: Any, case: str, device: Any = "cpu", dtype: Any = FP32, **more: Any) -> Any:
+    """Return an optimizer of a module, amp_ext.optim or torch.optim."""
+    name, options = OPTIMIZERS[case]
+    return getattr(module, name)(params_of(dtype=dtype, device=device), lr=LR, **options, **more)
 
 
 def params_of(
@@ -149,14 +164,8 @@ def assert_close(ours: Sequence[Tensor], torchs: Sequence[Tensor], most: float) 
 
 def bits(optimizer: Optimizer) -> list[Any]:
     """Return copies of all tensors that a step writes."""
-    return [
-        (
-            param.detach().clone(),
-            {name: value.clone() for name, value in optimizer.state[param].items()},
-        )
-        for param in params(optimizer)
-        if param in optimizer.state
-    ] + [param.detach().clone() for param in params(optimizer)]
+    written = [(param.detach(), optimizer.state.get(param, {})) for param in params(optimizer)]
+    return tree_map_only(Tensor, Tensor.clone, written)
 
 
 def assert_same_bits(a: Any, b: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     A pass that takes the norm for a step that clips by itself counts as a clip.
     """
     counts: collections.Counter[str] = collections.Counter()
-
     grad_pass = _C.grad_pass
 
     def counted(params: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
@@ -31,27 +31,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     return counts
 
 
-@pytest.fixture
-def installed() -> Iterator[None]:
-    """torch.autocast regions with our products; scalers as they are."""
-    amp_ext.install()
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Undo amp_ext.install(), and reset the state of an accelerator, which is the process's."""
     yield
     amp_ext.uninstall()
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
 
-
-@pytest.fixture
-def installed_scaler() -> Iterator[None]:
-    """Install amp_ext with its scaler in programs that do not name it."""
-    amp_ext.install(scaler=True)
-    yield
-    amp_ext.uninstall()
-
-
-@pytest.fixture
-def one_accelerator() -> Iterator[None]:
-    """Reset the state of an accelerator: it is the process's."""
-    yield
-    from accelerate.state import AcceleratorState, GradientState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 
 import pytest
 import torch
+
+import programs
 
 PACKAGES = {
     "lightning": "lightning",
@@ -20,17 +21,16 @@ PACKAGES = {
 
 def test_importing_amp_ext_imports_nothing_heavy() -> None:
     """The import takes no trainer, no Triton and no DTensor with it; flops are counted later."""
-    program = """
-import sys, torch
-before = set(sys.modules)
-import amp_ext
-print(*set(sys.modules) - before)
-from torch.utils.flop_counter import FlopCounterMode
-with FlopCounterMode(display=False) as counter:
-    amp_ext.ops.gemm(torch.ones(2, 2), torch.ones(2, 2))
-print(counter.get_total_flops())
-"""
-    said = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
+    said = programs.output("""
+        import sys, torch
+        before = set(sys.modules)
+        import amp_ext
+        print(*set(sys.modules) - before)
+        from torch.utils.flop_counter import FlopCounterMode
+        with FlopCounterMode(display=False) as counter:
+            amp_ext.ops.gemm(torch.ones(2, 2), torch.ones(2, 2))
+        print(counter.get_total_flops())
+    """).splitlines()
     heavy = {*PACKAGES.values(), "amp_ext.integrations", "triton", "torch.utils.flop_counter"}
     assert not heavy & set(said[0].split())
     assert "distributed" not in said[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,11 @@ lightning, accelerate, _, timm = (
     pytest.importorskip(package, reason="needs it, as in make test-trainers")
     for package in ("lightning", "accelerate", "transformers", "timm")
 )
+pytestmark = on_cuda
 ONE_GPU = {"accelerator": "cuda", "devices": 1}
 
 PAGE = (Path(__file__).parents[2] / "docs/trainers.md").read_text()
 SECTIONS = dict(re.findall(r"^#+ (.*?)\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL))
-
-
-@pytest.fixture(autouse=True)
-def _uninstalled() -> Iterator[None]:
-    yield
-    amp_ext.uninstall()
 
 
 def names_of(section: str) -> dict[str, Any]:
@@ -44,34 +39,28 @@ def scaler_of_transformers(names: dict[str, Any]) -> Any:
     return trainers[0].accelerator.scaler
 
 
-@on_cuda
-@pytest.mark.parametrize(
-    ("section", "scaler_of"),
-    [
-        ("Lightning", lambda names: names["trainer"].precision_plugin.scaler),
-        ("Fabric", lambda names: names["fabric"].strategy.precision.scaler),
-        ("Accelerate", lambda names: names["accelerator"].scaler),
-        ("transformers", scaler_of_transformers),
-        ("timm", lambda names: names["loss_scaler"]._scaler),
-        ("Training frameworks", lambda names: torch.amp.GradScaler()),
-    ],
-)
-def test_the_lines_put_our_scaler_in(device: str, section: str, scaler_of: Any) -> None:
-    assert isinstance(scaler_of(names_of(section)), amp_ext.GradScaler)
+LINES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "Lightning": lambda names: names["trainer"].precision_plugin.scaler,
+    "Fabric": lambda names: names["fabric"].strategy.precision.scaler,
+    "Accelerate": lambda names: names["accelerator"].scaler,
+    "transformers": scaler_of_transformers,
+    "timm": lambda names: names["loss_scaler"]._scaler,
+    "Training frameworks": lambda names: torch.amp.GradScaler(),
+}
+INSTALLED: dict[str, Callable[[], Any]] = {
+    "Lightning": lambda: lightning.Trainer(precision="16-mixed", **ONE_GPU).precision_plugin.scaler,
+    "Fabric": lambda: lightning.Fabric(precision="16-mixed", **ONE_GPU).strategy.precision.scaler,
+    "Accelerate": lambda: accelerate.Accelerator(mixed_precision="fp16").scaler,
+    "timm": lambda: timm.utils.NativeScaler()._scaler,
+}
 
 
-@on_cuda
-@pytest.mark.parametrize(
-    "scaler_of",
-    [
-        lambda: lightning.Trainer(precision="16-mixed", **ONE_GPU).precision_plugin.scaler,
-        lambda: lightning.Fabric(precision="16-mixed", **ONE_GPU).strategy.precision.scaler,
-        lambda: accelerate.Accelerator(mixed_precision="fp16").scaler,
-        lambda: timm.utils.NativeScaler()._scaler,
-    ],
-    ids=["Lightning", "Fabric", "Accelerate", "timm"],
-)
-def test_frameworks_make_our_scaler_after_install(
-    device: str, scaler_of: Callable[[], Any], installed_scaler: None
-) -> None:
-    assert isinstance(scaler_of(), amp_ext.GradScaler)
+@pytest.mark.parametrize("section", LINES)
+def test_the_lines_put_our_scaler_in(section: str) -> None:
+    assert isinstance(LINES[section](names_of(section)), amp_ext.GradScaler)
+
+
+@pytest.mark.parametrize("framework", INSTALLED)
+def test_frameworks_make_our_scaler_after_install(framework: str) -> None:
+    amp_ext.install(scaler=True)
+    assert isinstance(INSTALLED[framework](), amp_ext.GradScaler)

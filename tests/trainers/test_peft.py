@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,11 +14,14 @@ from amp_ext.compat.apex import amp
 peft = pytest.importorskip("peft", reason="needs it, as in make test-trainers")
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else [])]
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "amp_ext.nn.Linear": lambda: nn.Sequential(amp_ext.nn.Linear(24, 16)),
-    "torch.nn.Linear": lambda: nn.Sequential(nn.Linear(24, 16)),
-}
+LINEARS = (amp_ext.nn.Linear, nn.Linear)
 every_device = pytest.mark.parametrize("device", DEVICES)
+
+
+def with_adapters(network: nn.Module) -> nn.Module:
+    """Add adapters whose initial weights are not 0."""
+    config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["0"])
+    return peft.get_peft_model(network, config)
 
 
 def float16_inputs(device: str) -> Tensor:
@@ -29,11 +30,9 @@ def float16_inputs(device: str) -> Tensor:
 
 
 @every_device
-@pytest.mark.parametrize("model", MODELS)
-def test_every_adapter_trains_and_nothing_else(device: str, model: str) -> None:
-    """Adapters of every linear layer train; their initial weights are not 0."""
-    config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["0"])
-    network = peft.get_peft_model(MODELS[model](), config).to(device)
+@pytest.mark.parametrize("linear", LINEARS)
+def test_every_adapter_trains_and_nothing_else(device: str, linear: type) -> None:
+    network = with_adapters(nn.Sequential(linear(24, 16))).to(device)
     named = dict(network.named_parameters())
     before = {name: parameter.detach().clone() for name, parameter in named.items()}
     trained = [name for name in named if "lora_" in name]
@@ -58,14 +57,12 @@ def test_apexs_o1_reaches_adapters(device: str, order: str) -> None:
 
     peft calls the model's forward without its module's __call__.
     """
-    config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["0"])
-    network = MODELS["torch.nn.Linear"]().to(device)
-    if order != "before":
-        network = amp.initialize(network, verbosity=0)
-    if order != "alone":
-        network = peft.get_peft_model(network, config)
+    network = nn.Sequential(nn.Linear(24, 16)).to(device)
     if order == "before":
-        network = amp.initialize(network, verbosity=0)
+        network = with_adapters(network)
+    network = amp.initialize(network, verbosity=0)
+    if order == "after":
+        network = with_adapters(network)
     dtypes = []
     layers = [module for module in network.modules() if type(module) is nn.Linear]
     for layer in layers:

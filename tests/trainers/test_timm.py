@@ -17,78 +17,56 @@ from amp_ext.compat.apex import amp
 
 timm_cuda = pytest.importorskip("timm.utils.cuda", reason="needs it, as in make test-trainers")
 ours = pytest.importorskip("amp_ext.integrations.timm")
+pytestmark = digits.on_cuda
 
 
-class Training:
-    """A training in the manner of timm's train.py."""
-
-    def __init__(self, optimizer: str, loss_scaler: Any) -> None:
-        self.network = digits.Network().cuda()
-        self.optimizer = digits.OPTIMIZERS[optimizer](self.network.parameters())
-        self.loss_scaler = loss_scaler
-        self.skipped: list[bool] = []
-
-    def steps(self, clip_mode: str = "norm") -> Training:
-        for images, labels in digits.batches():
-            self.optimizer.zero_grad()
-            with torch.autocast("cuda", torch.float16):
-                loss = self.network(images.cuda(), labels.cuda())
-            self.loss_scaler(
-                loss,
-                self.optimizer,
-                clip_grad=digits.MAX_NORM,
-                clip_mode=clip_mode,
-                parameters=self.network.parameters(),
-            )
-            self.skipped.append(self.loss_scaler.step_was_skipped)
-        return self
+def trained(optimizer: str, scaler: Any, clip_mode: str = "norm") -> digits.Network:
+    """Train in the manner of timm's train.py."""
+    amp_ext.install()
+    network = digits.Network().cuda()
+    stepping = digits.OPTIMIZERS[optimizer](network.parameters())
+    for step, (images, labels) in enumerate(digits.batches()):
+        stepping.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            loss = network(images.cuda(), labels.cuda())
+        scaler(loss, stepping, digits.MAX_NORM, clip_mode, network.parameters())
+        assert scaler.step_was_skipped == (step == digits.OVERFLOW)
+    return network
 
 
-@digits.on_cuda
 @digits.every_optimizer
-def test_training_is_the_loop(
-    device: str, optimizer: str, calls: collections.Counter[str], installed: None
-) -> None:
-    training = Training(optimizer, ours.NativeScaler(growth_interval=1000)).steps()
+def test_training_is_the_loop(optimizer: str, calls: collections.Counter[str]) -> None:
+    scaler = ours.NativeScaler(growth_interval=1000)
+    network = trained(optimizer, scaler)
     assert calls == {"clip": digits.STEPS}
-    assert training.skipped == [step == digits.OVERFLOW for step in range(digits.STEPS)]
-    assert training.loss_scaler._scaler.get_growth_interval() == 1000
-    assert training.loss_scaler._scaler.get_skipped_steps() == 1
-    digits.assert_learned(training.network)
-    digits.assert_same(training.network, digits.written_out(optimizer))
+    assert scaler._scaler.get_growth_interval() == 1000
+    digits.assert_is_the_loop(network, optimizer)
 
 
-@digits.on_cuda
-def test_values_are_clipped_by_timm(device: str, installed: None) -> None:
-    training = Training("fused", ours.NativeScaler()).steps(clip_mode="value")
-    digits.assert_same(training.network, digits.written_out("fused", clip_as="value"))
+def test_values_are_clipped_by_timm() -> None:
+    network = trained("fused", ours.NativeScaler(), clip_mode="value")
+    digits.assert_is_the_loop(network, "fused", clip_as="value")
 
 
-@digits.on_cuda
-def test_the_norm_of_other_parameters_is_clipped_by_timm(device: str, installed: None) -> None:
-    """timm clips the norm of other parameters, such as a model's without its head.
-
-    The optimizer has more gradients than timm clips.
-    """
-    training = Training("amp_ext.optim", ours.NativeScaler())
-    body, head = training.network.layers[0], training.network.layers[2]
-    loss = training.network(*(part.cuda() for part in digits.batches()[0]))
+def test_the_norm_of_other_parameters_is_clipped_by_timm() -> None:
+    """timm clips the norm of fewer gradients than the optimizer has, as without a head."""
+    network = digits.Network().cuda()
+    optimizer = digits.OPTIMIZERS["amp_ext.optim"](network.parameters())
+    body, head = network.layers[0], network.layers[2]
+    loss = network(*(part.cuda() for part in digits.batches()[0]))
     expected = torch.autograd.grad(loss, [body.weight, head.weight], retain_graph=True)
-    training.loss_scaler(loss, training.optimizer, digits.MAX_NORM, parameters=body.parameters())
+    ours.NativeScaler()(loss, optimizer, digits.MAX_NORM, parameters=body.parameters())
     assert body.weight.grad.norm() < digits.MAX_NORM < expected[0].norm()
     torch.testing.assert_close(head.weight.grad, expected[1])
 
 
-@digits.on_cuda
-def test_accumulation_clips_and_steps_at_its_end(
-    device: str, calls: collections.Counter[str]
-) -> None:
-    training = Training("fused", ours.NativeScaler())
-    before = training.network.values()
+def test_accumulation_clips_and_steps_at_its_end(calls: collections.Counter[str]) -> None:
+    network, scaler = digits.Network().cuda(), ours.NativeScaler()
+    optimizer, before = digits.OPTIMIZERS["fused"](network.parameters()), network.values()
     for need_update in (False, True):
-        loss = training.network(*(part.cuda() for part in digits.batches()[0]))
-        training.loss_scaler(loss, training.optimizer, digits.MAX_NORM, need_update=need_update)
-        assert torch.equal(training.network.values(), before) is not need_update
+        loss = network(*(part.cuda() for part in digits.batches()[0]))
+        scaler(loss, optimizer, digits.MAX_NORM, need_update=need_update)
+        assert torch.equal(network.values(), before) is not need_update
     assert calls == {"clip": 1}
 
 
@@ -107,9 +85,8 @@ def apex_scaler() -> Iterator[Any]:
     importlib.reload(timm_cuda)
 
 
-@digits.on_cuda
 @digits.every_optimizer
-def test_training_with_apex_is_the_loop(device: str, optimizer: str, apex_scaler: Any) -> None:
+def test_training_with_apex_is_the_loop(optimizer: str, apex_scaler: Any) -> None:
     network = digits.Network().cuda()
     network, stepping = amp.initialize(
         network, digits.OPTIMIZERS[optimizer](network.parameters()), opt_level="O1", verbosity=0
@@ -118,5 +95,4 @@ def test_training_with_apex_is_the_loop(device: str, optimizer: str, apex_scaler
         stepping.zero_grad()
         loss = network(images.cuda(), labels.cuda())
         apex_scaler(loss, stepping, clip_grad=digits.MAX_NORM, parameters=network.parameters())
-    digits.assert_learned(network)
-    digits.assert_same(network, digits.written_out(optimizer, clip_as="torch"))
+    digits.assert_is_the_loop(network, optimizer, clip_as="torch")
