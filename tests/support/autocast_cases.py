@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import amp_ext
-
 LOW = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
 CONTRACTIONS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.dot, aten.convolution}
