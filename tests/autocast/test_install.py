@@ -1,30 +1,39 @@
-"""Test that install() changes every region of torch and uninstall() leaves nothing behind."""
+"""Test that install() changes torch's regions and scalers, and uninstall() takes it back."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import functools
+import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.amp import GradScaler  # as a library does, long before install()
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn import functional as F
 
 import amp_ext
 from autocast_cases import Seen, routed
-from programs import run
+from programs import output, run
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore:torch.cuda.amp.GradScaler is enabled"
+)
 FP16 = {"device_type": "cpu", "dtype": torch.float16}
 
 
 @pytest.fixture(autouse=True)
 def uninstalled() -> Iterator[None]:
     assert not amp_ext.is_installed()
+    init = torch.amp.GradScaler.__init__
     yield
     amp_ext.uninstall()
+    assert torch.amp.GradScaler.__init__ is init
 
 
 def routes(region: Any = torch.autocast) -> bool:
@@ -33,18 +42,29 @@ def routes(region: Any = torch.autocast) -> bool:
 
 
 def test_install_and_uninstall_can_be_repeated() -> None:
-    """Regions of torch route while installed, regions of amp_ext always, and nothing else does."""
-    states = []
-    for change in (
-        *(amp_ext.uninstall, amp_ext.install, amp_ext.install, amp_ext.uninstall),
-        *(amp_ext.uninstall, amp_ext.install, amp_ext.uninstall),
+    """While installed, regions of torch route; regions of amp_ext always do, and nothing else.
+
+    Scalers are amp_ext's from install(scaler=True) to uninstall().
+    """
+    with_scaler = functools.partial(amp_ext.install, scaler=True)
+    for change, on, scaler in (
+        (amp_ext.uninstall, False, False),
+        (amp_ext.install, True, False),
+        (with_scaler, True, True),
+        (with_scaler, True, True),
+        (amp_ext.install, True, True),
+        (amp_ext.uninstall, False, False),
+        (amp_ext.uninstall, False, False),
+        (amp_ext.install, True, False),
+        (amp_ext.uninstall, False, False),
+        (with_scaler, True, True),
     ):
         assert change() is None
-        states.append((amp_ext.is_installed(), routes()))
+        assert (amp_ext.is_installed(), routes()) == (on, on)
+        assert isinstance(torch.amp.GradScaler("cpu"), amp_ext.GradScaler) == scaler
         assert routes(amp_ext.autocast)
         assert not routes(functools.partial(torch.autocast, enabled=False))
         assert not routed()
-    assert states == [(on, on) for on in (False, True, True, False, False, True, False)]
 
 
 def test_while_other_threads_work() -> None:
@@ -53,29 +73,21 @@ def test_while_other_threads_work() -> None:
     a = torch.randint(-3, 4, (8, 8)).float()
     expected = (a @ a).half()
 
-    def products(region: Any) -> int:
+    def work(region: Any) -> int:
         count = 0
         while not done.is_set() or count < 20:
             with region(**FP16), Seen() as seen:
                 assert (a @ a).equal(expected)
                 assert F.linear(a, a.t()).equal(expected)
             assert region is torch.autocast or seen.gemms == 2
-            count += 1
-        return count
-
-    def scalers() -> int:
-        count = 0
-        while not done.is_set() or count < 20:
             scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
             assert type(scaler) in (torch.amp.GradScaler, amp_ext.GradScaler)
             assert scaler.state_dict()["scale"] == 8.0
             count += 1
         return count
 
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        regions = (amp_ext.autocast, torch.autocast, amp_ext.autocast, torch.autocast)
-        works = [pool.submit(products, region) for region in regions]
-        works += [pool.submit(scalers) for _ in range(2)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        works = [pool.submit(work, r) for r in 2 * (amp_ext.autocast, torch.autocast)]
         for _ in range(2000):
             amp_ext.install(scaler=True)
             amp_ext.uninstall()
@@ -135,3 +147,98 @@ def test_the_cache_is_not_mixed_with_torchs() -> None:
             change()
             gradients.append(gradient(F.linear(torch.ones(2, 4), weight)).item())
     assert gradients == 2 * [float("inf"), 122880.0]
+
+
+# ---- scalers -------------------------------------------------------------------------------------
+
+LOOKUPS: dict[str, Callable[[], torch.amp.GradScaler]] = {
+    "torch.amp": lambda: torch.amp.GradScaler(device="cpu", init_scale=8.0),
+    "imported before": lambda: GradScaler("cpu", init_scale=8.0),
+    "torch.cuda.amp": lambda: torch.cuda.amp.GradScaler(8.0),
+    "torch.cpu.amp": lambda: torch.cpu.amp.GradScaler(8.0),
+}
+
+
+@pytest.mark.parametrize("make", LOOKUPS.values(), ids=LOOKUPS)
+def test_every_way_to_make_one(make: Callable[[], torch.amp.GradScaler]) -> None:
+    """New scalers are amp_ext's and instances of torch's class, under any name of it."""
+    before = make()
+    torchs = type(before)
+    amp_ext.install()
+    assert type(make()) is torchs
+    amp_ext.install(scaler=True)
+    assert torch.amp.GradScaler("cpu", hysteresis=2)._hysteresis == 2
+    ours = make()
+    for _ in range(2):
+        assert isinstance(ours, amp_ext.GradScaler)
+        assert isinstance(ours, torchs)
+        assert type(before) is torchs
+        assert ours.state_dict() == before.state_dict()
+        amp_ext.uninstall()
+    assert type(make()) is torchs
+
+
+def test_subclasses_stay_as_they_are() -> None:
+    """Scalers of subclasses are what they were."""
+
+    class Own(torch.amp.GradScaler):
+        pass
+
+    amp_ext.install(scaler=True)
+    assert type(Own("cpu")) is Own
+    assert type(ShardedGradScaler("cpu")) is ShardedGradScaler
+    assert type(amp_ext.GradScaler("cpu")) is amp_ext.GradScaler
+
+
+def test_copies_and_pickles_of_torchs_scaler_stay_torchs() -> None:
+    """A scaler that was torch's before install() has copies of torch's."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    text = pickle.dumps(scaler)
+    amp_ext.install(scaler=True)
+    for again in (pickle.loads(text), copy.copy(scaler), copy.deepcopy(scaler)):
+        assert type(again) is torch.amp.GradScaler
+        assert again.get_scale() == 8.0
+
+
+def test_pickles_made_while_installed_load_everywhere() -> None:
+    """A process loads a scaler of ours without install(), and has torch's scalers."""
+    amp_ext.install(scaler=True)
+    text = pickle.dumps(torch.amp.GradScaler("cpu", init_scale=8.0))
+    program = """
+        import pickle, sys
+        scaler = pickle.loads(bytes.fromhex(sys.argv[1]))
+        import torch
+        made = torch.amp.GradScaler("cpu")
+        print(type(scaler).__module__, scaler.get_scale(), type(made).__module__)
+    """
+    printed = output(program, text.hex()).split()
+    assert printed == ["amp_ext.scaler.grad_scaler", "8.0", "torch.amp.grad_scaler"]
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["wraps ours", "replaces ours"])
+def test_what_somebody_has_put_in_its_place_stays(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    calls = []
+    torchs = torch.amp.GradScaler.__init__
+    amp_ext.install(scaler=True)
+    inner = torch.amp.GradScaler.__init__ if keeps else torchs
+
+    @functools.wraps(inner)
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> None:
+        calls.append(type(self))
+        inner(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.amp.GradScaler, "__init__", theirs)
+        patch.setattr(torch.amp, "GradScaler", torch.amp.GradScaler)
+        assert isinstance(torch.amp.GradScaler("cpu"), amp_ext.GradScaler) == keeps
+        amp_ext.uninstall()
+        assert torch.amp.GradScaler.__init__ is theirs
+        assert type(torch.amp.GradScaler("cpu")) is torch.amp.GradScaler
+        amp_ext.install(scaler=True)
+        assert isinstance(torch.amp.GradScaler("cpu"), amp_ext.GradScaler)
+        amp_ext.uninstall()
+        assert torch.amp.GradScaler.__init__ is theirs
+    assert len(calls) >= 3
+    torch.amp.GradScaler.__init__ = torchs  # another patch restores the original it saved

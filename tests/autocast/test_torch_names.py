@@ -16,13 +16,19 @@ from torch.nn import functional as F
 import amp_ext
 
 FP16 = torch.float16
+VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 PAIRS = {"cuda": (amp_ext.cuda.amp, torch.cuda.amp), "cpu": (amp_ext.cpu.amp, torch.cpu.amp)}
 every_pair = pytest.mark.parametrize(("ours", "torchs"), PAIRS.values(), ids=PAIRS)
 
 
-def arguments(function: Callable[..., Any]) -> list[tuple[Any, ...]]:
-    parameters = inspect.signature(function).parameters.values()
-    return [(p.name, p.kind, p.default) for p in parameters if p.kind is not p.VAR_KEYWORD]
+def assert_same_interface(ours: Callable[..., Any], torchs: Callable[..., Any]) -> None:
+    """Assert the same name and arguments, apart from our options."""
+    assert ours.__name__ == torchs.__name__
+    mine, expected = (
+        [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+        for function in (ours, torchs)
+    )
+    assert [argument for argument in mine if argument[1] is not VAR_KEYWORD] == expected
 
 
 @every_pair
@@ -31,8 +37,16 @@ def test_names_and_arguments(ours: Any, torchs: Any) -> None:
     names = set(getattr(torchs, "__all__", ["GradScaler", "autocast"]))
     assert set(ours.__all__) == names
     for name in names:
-        assert getattr(ours, name).__name__ == name
-        assert arguments(getattr(ours, name)) == arguments(getattr(torchs, name)), name
+        assert_same_interface(getattr(ours, name), getattr(torchs, name))
+
+
+def test_interface_of_autocast() -> None:
+    """amp_ext.autocast has the arguments and errors of torch.autocast, and torch's functions."""
+    assert_same_interface(amp_ext.autocast, torch.autocast)
+    for function in ("custom_fwd", "custom_bwd", "is_autocast_available"):
+        assert getattr(amp_ext, function) is getattr(torch.amp, function)
+    with pytest.raises(RuntimeError, match="device type.*: nonsense"):
+        amp_ext.autocast("nonsense")
 
 
 @every_pair
@@ -117,15 +131,10 @@ def test_scaler(ours: Any, torchs: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
         scaler = ours.GradScaler(4.0, growth_interval=7, hysteresis=3)
-    assert isinstance(scaler, amp_ext.GradScaler)
-    assert isinstance(scaler, torchs.GradScaler)
+    assert isinstance(scaler, amp_ext.GradScaler) and isinstance(scaler, torchs.GradScaler)
     again = pickle.loads(pickle.dumps(scaler))
     assert type(again) is ours.GradScaler
-    assert (
-        again.state_dict()
-        == scaler.state_dict()
-        == torchs.GradScaler(4.0, growth_interval=7).state_dict()
-    )
+    assert again.state_dict() == torchs.GradScaler(4.0, growth_interval=7).state_dict()
     assert again._hysteresis == 3
     with pytest.raises(TypeError, match="histeresis"):
         ours.GradScaler(histeresis=3)
