@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -26,11 +27,6 @@ assert not [name for name in sys.modules if name.startswith("amp_ext")]
 """
 
 
-def whole(*shape: int) -> Tensor:
-    """Return small whole numbers: their products are exact in every dtype."""
-    return torch.randint(-2, 3, shape).float()
-
-
 class Net(nn.Module):
     """A linear, a convolution of single pixels and a product, optionally in their own region."""
 
@@ -41,14 +37,14 @@ class Net(nn.Module):
             parameter.data = whole(*parameter.shape)
 
     def forward(self, x: Tensor, image: Tensor) -> Tensor:
-        if self.region is None:
-            return self.body(x, image)
-        with self.region("cpu", FP16):
-            return self.body(x, image)
+        with self.region():
+            hidden = self.linear(x) @ self.linear.weight
+            return hidden + self.conv(image).flatten(2).sum(-1)
 
-    def body(self, x: Tensor, image: Tensor) -> Tensor:
-        hidden = self.linear(x) @ self.linear.weight
-        return hidden + self.conv(image).flatten(2).sum(-1)
+
+def whole(*shape: int) -> Tensor:
+    """Return small whole numbers: their products are exact in every dtype."""
+    return torch.randint(-2, 3, shape).float()
 
 
 def save(model: Net, inputs: tuple[Tensor, ...], kind: str, path: Path) -> None:
@@ -68,14 +64,14 @@ def test_programs_load_without_amp_ext(
     name: str, place: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A saved program gives the model's result in a process with torch alone."""
-    region: Any = amp_ext.autocast
+    region = functools.partial(amp_ext.autocast, "cpu", FP16)
     if name == "install":
         amp_ext.install()
         request.addfinalizer(amp_ext.uninstall)
-        region = torch.autocast
-    model = Net(region if place == "within" else None)
-    inputs = whole(3, 4), whole(3, 2, 3, 3)
-    with region("cpu", FP16) if place == "around" else nullcontext():
+        region = functools.partial(torch.autocast, "cpu", FP16)
+    within, around = (region, nullcontext) if place == "within" else (nullcontext, region)
+    model, inputs = Net(within), (whole(3, 4), whole(3, 2, 3, 3))
+    with around():
         torch.save((inputs, model(*inputs).detach().float()), tmp_path / "values")
         for kind in KINDS:
             save(model, inputs, kind, tmp_path / kind)

@@ -45,7 +45,7 @@ def test_interface_of_autocast() -> None:
     assert_same_interface(amp_ext.autocast, torch.autocast)
     for function in ("custom_fwd", "custom_bwd", "is_autocast_available"):
         assert getattr(amp_ext, function) is getattr(torch.amp, function)
-    with pytest.raises(RuntimeError, match="device type.*: nonsense"):
+    with pytest.raises(RuntimeError, match=r"device type.*: nonsense"):
         amp_ext.autocast("nonsense")
 
 
