@@ -16,7 +16,6 @@ from cases import (
     assert_equal,
     integers,
     normal,
-    stored,
     threads,
 )
 from executors import (
@@ -26,7 +25,7 @@ from executors import (
     every_gemm_executor,
     gemm_against_oracle,
 )
-from gemm_cases import assert_near_oracle, every_kind, every_size, every_transpose, gemm, logical
+from gemm_cases import assert_near_oracle, every_kind, every_size, every_transpose, gemm, product
 
 FP16, BF16, FP32, FP64 = FLOATS
 EDGES = (0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 129)
@@ -48,12 +47,9 @@ def test_sizes(executor: Executor, trans: tuple[bool, bool]) -> None:
     Sums of 129 products of integers up to 3 are exact in FP32, and in FP16 up to 2048.
     """
     for (i, m), (j, n) in itertools.product(enumerate(EDGES), repeat=2):
-        k = EDGES[(i + j) % len(EDGES)]
-        dtypes = PAIRS[(3 * i + j) % len(PAIRS)]
-        a = stored(integers((m, k), dtypes[0], executor.device), trans[0])
-        b = stored(integers((k, n), dtypes[1], executor.device), trans[1])
-        actual = gemm(executor, a, b, trans_a=trans[0], trans_b=trans[1])
-        assert_equal(actual, logical(a, trans[0]) @ logical(b, trans[1]))
+        sizes, dtypes = (m, n, EDGES[(i + j) % len(EDGES)]), PAIRS[(3 * i + j) % len(PAIRS)]
+        a, b, options, exact = product(executor, sizes, dtypes, trans)
+        assert_equal(gemm(executor, a, b, **options), exact)
 
 
 @every_executor
@@ -62,22 +58,17 @@ def test_sizes(executor: Executor, trans: tuple[bool, bool]) -> None:
 )
 def test_one_long_side(executor: Executor, sizes: tuple[int, int, int]) -> None:
     """A side longer than any kernel's block gives exact sums: 5000 * 3 * 3 is exact in FP32."""
-    m, n, k = sizes
     for dtypes, trans in zip(PAIRS, itertools.cycle(TRANSPOSES), strict=False):
-        a = stored(integers((m, k), dtypes[0], executor.device), trans[0])
-        b = stored(integers((k, n), dtypes[1], executor.device), trans[1])
-        options = {"trans_a": trans[0], "trans_b": trans[1], "out_dtype": FP32}
-        exact = logical(a, trans[0]) @ logical(b, trans[1])
-        assert_equal(gemm(executor, a, b, **options), exact)
+        a, b, options, exact = product(executor, sizes, dtypes, trans)
+        assert_equal(gemm(executor, a, b, out_dtype=FP32, **options), exact)
 
 
 @every_executor
 def test_long_in_every_direction(executor: Executor) -> None:
     """A product of several blocks in each direction is exact."""
-    a = integers((1100, 1200), FP16, executor.device)
-    b = integers((1050, 1200), FP16, executor.device)
-    actual = gemm(executor, a, b, trans_b=True, out_dtype=FP32)
-    assert_equal(actual, a.double() @ b.double().mT)
+    sizes = 1100, 1050, 1200
+    a, b, options, exact = product(executor, sizes, (FP16, FP16), (False, True))
+    assert_equal(gemm(executor, a, b, out_dtype=FP32, **options), exact)
 
 
 @every_gemm_executor
@@ -97,15 +88,11 @@ def test_batches(
     sizes: tuple[int, int, int],
 ) -> None:
     """Products of integers in every two layouts are exact, batched or not."""
-    (m, n, k), calls = sizes, itertools.cycle(DTYPES_AND_TRANSPOSES)
-    for a_layout, b_layout in itertools.product(OPERANDS, repeat=2):
-        if ("batch" in a_layout and not a_batch) or ("batch" in b_layout and not b_batch):
-            continue
-        (a_dtype, b_dtype), trans = next(calls)
-        a = stored(integers((*a_batch, m, k), a_dtype, executor.device), trans[0], a_layout)
-        b = stored(integers((*b_batch, k, n), b_dtype, executor.device), trans[1], b_layout)
-        actual = gemm(executor, a, b, trans_a=trans[0], trans_b=trans[1])
-        assert_equal(actual, logical(a, trans[0]) @ logical(b, trans[1]))
+    calls, batches = itertools.cycle(DTYPES_AND_TRANSPOSES), (a_batch, b_batch)
+    for layouts in itertools.product(OPERANDS, repeat=2):
+        if all(batch or "batch" not in name for name, batch in zip(layouts, batches, strict=True)):
+            a, b, options, exact = product(executor, sizes, *next(calls), layouts, batches)
+            assert_equal(gemm(executor, a, b, **options), exact)
 
 
 @every_gemm_executor
@@ -115,16 +102,12 @@ def test_sum_over_the_batch(
     executor: Executor, batch: tuple[int, ...], sizes: tuple[int, int, int]
 ) -> None:
     """Sums over batches of integers in every two layouts are exact."""
-    (m, n, k), calls = sizes, itertools.cycle(DTYPES_AND_TRANSPOSES)
-    bias = integers((n,), FP32, executor.device)
-    for a_layout, b_layout in itertools.product(OPERANDS, repeat=2):
-        (a_dtype, b_dtype), trans = next(calls)
-        options = {"trans_a": trans[0], "trans_b": trans[1], "sum_batch": True, "out_dtype": FP32}
-        a = stored(integers((*batch, m, k), a_dtype, executor.device), trans[0], a_layout)
-        b = stored(integers((*batch, k, n), b_dtype, executor.device), trans[1], b_layout)
-        actual = gemm(executor, a, b, bias=bias, **options)
-        products = logical(a, trans[0]) @ logical(b, trans[1])
-        assert_equal(actual, products.flatten(0, -3).sum(0) + bias)
+    calls = itertools.cycle(DTYPES_AND_TRANSPOSES)
+    bias = integers((sizes[1],), FP32, executor.device)
+    for layouts in itertools.product(OPERANDS, repeat=2):
+        a, b, options, exact = product(executor, sizes, *next(calls), layouts, (batch, batch))
+        actual = gemm(executor, a, b, bias=bias, sum_batch=True, out_dtype=FP32, **options)
+        assert_equal(actual, exact.flatten(0, -3).sum(0) + bias)
 
 
 @gemm_against_oracle

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 import reference
 from amp_ext import ops
@@ -18,11 +20,10 @@ from cases import (
     assert_sum_near,
     integers,
     normal,
-    stored,
     unwritten,
 )
 from executors import Executor, against_oracle, every_executor
-from gemm_cases import PLACES, every_kind, every_size, every_transpose, logical
+from gemm_cases import every_kind, every_size, every_transpose, product
 
 FP16, BF16, FP32, FP64 = FLOATS
 
@@ -34,8 +35,6 @@ def test_exact_sums(
     executor: Executor, trans: tuple[bool, bool], sizes: tuple[int, int, int]
 ) -> None:
     """Sums of integers are exact, with and without a batch; operands stay unchanged."""
-    m, n, k = sizes
-    options = {"trans_a": trans[0], "trans_b": trans[1]}
     for layout, batch, dtypes in zip(
         2 * list(OPERANDS),
         itertools.cycle([(), (2,), (2, 3)]),
@@ -43,19 +42,27 @@ def test_exact_sums(
         strict=False,
     ):
         batch = batch or ((2,) if "batch" in layout else ())
-        a = stored(integers((*batch, m, k), dtypes[0], executor.device), trans[0], layout)
-        b = stored(integers((*batch, k, n), dtypes[1], executor.device), trans[1], layout)
-        product = logical(a, trans[0]) @ logical(b, trans[1])
+        a, b, options, exact = product(executor, sizes, dtypes, trans, 2 * [layout], 2 * [batch])
         for sum_batch, alpha in itertools.product({False, bool(batch)}, (1.0, -0.5)):
-            added = product.flatten(0, -3).sum(0) if sum_batch else product
+            added = exact.flatten(0, -3).sum(0) if sum_batch else exact
             c = integers(tuple(added.shape), FP32, executor.device)
-            exact = c.double() + alpha * added
+            expected = c.double() + alpha * added
             with unwritten([a, b]):
                 result = executor.ops.gemm_accumulate_(
                     c, a, b, **options, sum_batch=sum_batch, alpha=alpha
                 )
             assert result is None
-            assert_equal(c, exact)
+            assert_equal(c, expected)
+
+
+# Views of a larger tensor that the op writes to, as (its shape, the view).
+PLACES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "whole": ((3, 33, 50), lambda t: t),
+    "columns": ((3, 33, 70), lambda t: t[..., 7:57]),
+    "rows": ((3, 40, 50), lambda t: t[:, 5:38]),
+    "matrices": ((7, 33, 50), lambda t: t[1::2]),
+    "batches": ((3, 1, 33, 50), lambda t: t),
+}
 
 
 @every_executor
