@@ -89,36 +89,15 @@ def test_region_of_the_cpu_is_ours(run: Callable[..., Tensor]) -> None:
     assert weight.grad.eq(122880.0).all()
 
 
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
-@pytest.mark.parametrize("wide", [False, True], ids=["plain", "cast_inputs"])
-def test_decorated_autograd_function(wide: bool) -> None:
-    """Decorators work with and without parentheses, as in torch."""
+def test_decorators_of_autograd_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are torch.amp's for "cuda"."""
+    for name in ("custom_fwd", "custom_bwd"):
+        monkeypatch.setattr(torch.amp, name, lambda *args, **options: (args, options))
     fwd, bwd = amp_ext.cuda.amp.custom_fwd, amp_ext.cuda.amp.custom_bwd
-    fwd = fwd(cast_inputs=torch.float32) if wide else fwd
-    seen: list[bool] = []
-
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        @fwd
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            seen.append(torch.is_autocast_enabled("cuda"))
-            return x * 2
-
-        @staticmethod
-        @bwd
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            seen.append(torch.is_autocast_enabled("cuda"))
-            return grad * 2
-
-    before = torch.is_autocast_enabled("cuda")
-    torch.set_autocast_enabled("cuda", True)  # a region would not enable it without a GPU
-    try:
-        result = Twice.apply(x := torch.ones(3, requires_grad=True))
-    finally:
-        torch.set_autocast_enabled("cuda", before)
-    result.sum().backward()
-    assert x.grad.eq(2).all()
-    assert seen == [not wide, not wide and torch.cuda.is_available()]
+    wide = {"device_type": "cuda", "cast_inputs": torch.float32}
+    assert fwd(print) == ((print,), {"device_type": "cuda", "cast_inputs": None})
+    assert fwd(cast_inputs=torch.float32) == ((None,), wide)
+    assert bwd(print) == ((print,), {"device_type": "cuda"})
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:torch.cuda.amp.GradScaler is enabled")

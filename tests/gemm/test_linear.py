@@ -119,25 +119,3 @@ def test_layer_under_autocast(
         assert tensor.grad.dtype == FP32
     assert layer.weight.grad.unique().tolist() == [out.numel() // 6 * 2.0**18]
     assert x.grad.unique().tolist() == [6 * 2.0**17]
-
-
-@against_oracle
-@pytest.mark.parametrize("inside", [True, False])
-def test_layer_compiles(executor: Executor, inside: bool) -> None:
-    """A compiled layer computes the same, in a region inside or outside of the program."""
-    torch._dynamo.reset()
-    layer = Linear(7, 6, device=executor.device)
-    x = normal((3, 5, 7), FP32, executor.device)
-
-    def step(net: Callable[[Tensor], Tensor]) -> Tensor:
-        with amp_ext.autocast(executor.device.type, dtype=FP16):
-            return net(x).float().square().sum()
-
-    results = []
-    compiled = torch.compile(step if inside else layer, fullgraph=True, backend="aot_eager")
-    for run in (lambda: step(layer), lambda: compiled(layer) if inside else step(compiled)):
-        layer.zero_grad()
-        loss = run()
-        loss.backward()
-        results.append([loss, *(parameter.grad for parameter in layer.parameters())])
-    assert_all_same(*results)
