@@ -11,6 +11,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -142,47 +143,35 @@ def assert_same_steps(
         assert graphed.state() == eager.state()
 
 
-def small(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Linear(2, 2, device=device)
-    return model, torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+def capturable(make: Callable[..., Any], **options: Any) -> Callable[[list[Tensor]], Any]:
+    """Return a function that makes an optimizer of torch's with the option for a capture."""
+    return lambda params: make(params, lr=LR, capturable=params[0].is_cuda, **options)
 
 
-def capturable(params: list[Tensor]) -> dict[str, bool]:
-    """Return the option that torch's optimizers need in a capture."""
-    return {"capturable": params[0].is_cuda}
+def with_groups(params: list[Tensor], **options: Any) -> torch.optim.Optimizer:
+    groups = [{"params": params[:1], "lr": 2 * LR}, {"params": params[1:]}]
+    return torch.optim.Adam(groups, **options)
 
+
+BF16_MOMENTS = {"exp_avg_dtype": torch.bfloat16, "exp_avg_sq_dtype": torch.bfloat16}
+TENSOR_BETAS = torch.tensor(0.9), torch.tensor(0.99)
 
 OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
-    "ours": lambda params: amp_ext.optim.AdamW(params, lr=LR, amsgrad=True),
-    "our SGD": lambda params: amp_ext.optim.SGD(params, lr=LR, momentum=0.9, dampening=0.5),
-    "bfloat16": lambda params: amp_ext.optim.Adam(
-        params,
-        lr=LR,
-        exp_avg_dtype=torch.bfloat16,
-        exp_avg_sq_dtype=torch.bfloat16,
-        stochastic_rounding=True,
+    "ours": partial(amp_ext.optim.AdamW, lr=LR, amsgrad=True),
+    "our SGD": partial(amp_ext.optim.SGD, lr=LR, momentum=0.9, dampening=0.5),
+    "bfloat16": partial(amp_ext.optim.Adam, lr=LR, stochastic_rounding=True, **BF16_MOMENTS),
+    "AdamW": capturable(torch.optim.AdamW, fused=True),
+    "SGD": partial(torch.optim.SGD, lr=LR, momentum=0.9, fused=True),
+    "betas that kernels do not serve": capturable(
+        amp_ext.optim.AdamW, betas=TENSOR_BETAS, fused=True
     ),
-    "AdamW": lambda params: torch.optim.AdamW(params, lr=LR, fused=True, **capturable(params)),
-    "SGD": lambda params: torch.optim.SGD(params, lr=LR, momentum=0.9, fused=True),
-    "betas that kernels do not serve": lambda params: amp_ext.optim.AdamW(
-        params,
-        lr=LR,
-        betas=(torch.tensor(0.9), torch.tensor(0.99)),
-        fused=True,
-        **capturable(params),
-    ),
-    "groups": lambda params: torch.optim.Adam(
-        [{"params": params[:1], "lr": 2 * LR}, {"params": params[1:]}],
-        lr=LR,
-        fused=True,
-        **capturable(params),
-    ),
+    "groups": capturable(with_groups, fused=True),
 }
 
 
 def adam(params: list[Tensor]) -> torch.optim.Optimizer:
     lr = torch.tensor(LR, device=params[0].device)
-    return torch.optim.Adam(params, lr=lr, **capturable(params))
+    return torch.optim.Adam(params, lr=lr, capturable=lr.is_cuda)
 
 
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -246,6 +235,11 @@ def test_any_program(device: str, seed: int) -> None:
                 scaler._scale.fill_(64.0)
         for optimizer in graphed.optimizers if change == 2 else ():
             optimizer.zero_grad(set_to_none=number % 2 == 0)
+
+
+def small(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 2, device=device)
+    return model, torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
 
 
 @every_device
@@ -426,17 +420,11 @@ def test_autocast_around_it(device: str) -> None:
 @every_device
 def test_a_scheduler_in_the_step(device: str) -> None:
     """A step that changes a learning rate is an error."""
-    model, optimizer = small(device)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-
-    def step_fn(x: Tensor) -> None:
-        model(x).sum().backward()
-        optimizer.step()
-        scheduler.step()
-
-    step = make_graphed_step(step_fn, modules=model, optimizers=optimizer)
+    training = Training(device)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(training.optimizers[0], 0.5)
+    training.at_the_end = lambda training, loss: scheduler.step()
     with pytest.raises(RuntimeError, match="let the scheduler step after the call"):
-        step(torch.ones(1, 2, device=device))
+        training.graphed()(*batch(device, 0))
 
 
 def test_no_optimizer() -> None:
@@ -461,8 +449,7 @@ def counts_on_the_host(training: Training, loss: Tensor) -> None:
 
 
 def adds_state(training: Training, loss: Tensor) -> None:
-    param = training.model[0].weight
-    training.optimizers[0].state[param]["more"] = torch.zeros_like(param)
+    training.optimizers[0].state[training.model[0].weight]["more"] = loss
 
 
 @on_cuda
