@@ -178,23 +178,17 @@ def test_every_way_to_make_one(make: Callable[[], torch.amp.GradScaler]) -> None
     assert type(make()) is torchs
 
 
-def test_subclasses_stay_as_they_are() -> None:
-    """Scalers of subclasses are what they were."""
+def test_other_scalers_stay_as_they_are() -> None:
+    """Scalers of subclasses are what they were, and so are copies of earlier scalers."""
 
     class Own(torch.amp.GradScaler):
         pass
 
-    amp_ext.install(scaler=True)
-    assert type(Own("cpu")) is Own
-    assert type(ShardedGradScaler("cpu")) is ShardedGradScaler
-    assert type(amp_ext.GradScaler("cpu")) is amp_ext.GradScaler
-
-
-def test_copies_and_pickles_of_torchs_scaler_stay_torchs() -> None:
-    """A scaler that was torch's before install() has copies of torch's."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     text = pickle.dumps(scaler)
     amp_ext.install(scaler=True)
+    for kind in (Own, ShardedGradScaler, amp_ext.GradScaler):
+        assert type(kind("cpu")) is kind
     for again in (pickle.loads(text), copy.copy(scaler), copy.deepcopy(scaler)):
         assert type(again) is torch.amp.GradScaler
         assert again.get_scale() == 8.0
@@ -219,19 +213,15 @@ def test_pickles_made_while_installed_load_everywhere() -> None:
 def test_what_somebody_has_put_in_its_place_stays(
     monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
-    calls = []
     torchs = torch.amp.GradScaler.__init__
     amp_ext.install(scaler=True)
     inner = torch.amp.GradScaler.__init__ if keeps else torchs
 
-    @functools.wraps(inner)
     def theirs(self: Any, *args: Any, **kwargs: Any) -> None:
-        calls.append(type(self))
         inner(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.amp.GradScaler, "__init__", theirs)
-        patch.setattr(torch.amp, "GradScaler", torch.amp.GradScaler)
         assert isinstance(torch.amp.GradScaler("cpu"), amp_ext.GradScaler) == keeps
         amp_ext.uninstall()
         assert torch.amp.GradScaler.__init__ is theirs
@@ -240,5 +230,4 @@ def test_what_somebody_has_put_in_its_place_stays(
         assert isinstance(torch.amp.GradScaler("cpu"), amp_ext.GradScaler)
         amp_ext.uninstall()
         assert torch.amp.GradScaler.__init__ is theirs
-    assert len(calls) >= 3
     torch.amp.GradScaler.__init__ = torchs  # another patch restores the original it saved

@@ -44,15 +44,9 @@ def _warnings_are_errors() -> Iterator[None]:
 
 
 class Training:
-    """A network with statistics of batches, its optimizers and a scaler.
+    """A network with statistics of batches, two optimizers and a scaler.
 
-    Args:
-        make: a list of parameters to an optimizer.
-        scaler_class: the class of the scaler; None for a disabled one.
-        max_norm: the clip limit of the gradients.
-
-    Attributes:
-        at_the_end: called at the end of each step, with the training and the loss.
+    A function `at_the_end` is called in each step, with the training and the loss.
     """
 
     def __init__(
