@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -143,27 +141,6 @@ def test_a_copy_of_an_entered_region_is_a_region_of_its_own(duplicate: Any) -> N
 
 
 # ---- threads -------------------------------------------------------------------------------------
-
-
-def test_every_thread_has_its_own_regions() -> None:
-    """A thread in amp_ext's region, one in torch's and one without a region do not interact."""
-    barrier = threading.Barrier(3)
-    regions = [amp_ext.autocast(**FP16), torch.autocast(**FP16), contextlib.nullcontext()]
-
-    def work(region: Any) -> list[bool]:
-        seen = []
-        for _ in range(20):
-            barrier.wait(60)
-            with region:
-                barrier.wait(60)
-                seen.append(routed())
-                barrier.wait(60)
-            seen.append(routed())
-        return seen
-
-    with ThreadPoolExecutor(3) as pool:
-        seen = list(pool.map(work, regions))
-    assert seen == [20 * [True, False], 40 * [False], 40 * [False]]
 
 
 def test_threads_share_weights() -> None:

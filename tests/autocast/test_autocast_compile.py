@@ -23,9 +23,6 @@ from cases import assert_all_same, assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of its own code
 FP16 = torch.float16
-needs_a_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler is installed"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +179,7 @@ def test_region_object_entered_in_a_compiled_function(is_made_inside: bool) -> N
     assert (result.dtype, seen.gemms) == (FP16, 1)
 
 
-@needs_a_compiler
+@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no C++ compiler")
 def test_inductor_function_that_enters_a_region() -> None:
     """An inductor program has an FP32 gradient that is beyond FP16's range."""
     weight = torch.ones(3, 4, requires_grad=True)

@@ -121,18 +121,6 @@ def test_an_odd_k_takes_nothing_of_the_next_row() -> None:
     assert torch.equal(ops.gemm(a[:, :63], b[:63], out_dtype=FP32), expected)
 
 
-@pytest.mark.parametrize("trans_b", [False, True])
-@pytest.mark.parametrize("m", [1, 2, 3])
-def test_few_rows_by_any_number_of_threads(m: int, trans_b: bool) -> None:
-    """Few rows give equal results for any number of threads, though each cuts the columns anew."""
-    a, b = torch.randn(m, 611).half(), stored(torch.randn(611, 1100).half(), trans_b)
-    results = []
-    for count in (1, 2, 3):
-        with threads(count):
-            results.append(ops.gemm(a, b, trans_b=trans_b, out_dtype=FP32))
-    assert all(torch.equal(result, results[0]) for result in results)
-
-
 @pytest.mark.parametrize("m", [4, 8, 64])
 def test_a_sum_of_no_products_is_zero(m: int) -> None:
     a, b = integers((m, 0), FP16, CPU), integers((0, 40000), FP16, CPU)
