@@ -1,4 +1,4 @@
-"""Test that torch.compile keeps the routing, within a region and in programs that enter one."""
+"""Test that compiled programs keep the routing, and that exported ones run without amp_ext."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import copy
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,3 +208,70 @@ def test_dynamic_shapes() -> None:
         with amp_ext.autocast("cpu", dtype=FP16), torch.no_grad():
             assert_same(program(x), net(x))
     assert graphs.forward.count(torch.ops.amp_ext.gemm.default) in (1, 2)
+
+
+# ---- exported programs ---------------------------------------------------------------------------
+
+KINDS = ["trace", "export", "strict export", "decomposed export"]
+LOADS = """
+import sys, torch
+inputs, expected = torch.load("values")
+for kind in sys.argv[1:]:
+    model = torch.jit.load(kind) if kind == "trace" else torch.export.load(kind).module()
+    assert model(*inputs).float().equal(expected), kind
+assert not [name for name in sys.modules if name.startswith("amp_ext")]
+"""
+
+
+class Exported(nn.Module):
+    """A linear, a convolution of single pixels and a product, optionally in their own region."""
+
+    def __init__(self, region: Any) -> None:
+        super().__init__()
+        self.linear, self.conv, self.region = nn.Linear(4, 4), nn.Conv2d(2, 4, 1), region
+        for parameter in self.parameters():
+            parameter.data = whole(*parameter.shape)
+
+    def forward(self, x: Tensor, image: Tensor) -> Tensor:
+        with self.region():
+            hidden = self.linear(x) @ self.linear.weight
+            return hidden + self.conv(image).flatten(2).sum(-1)
+
+
+def whole(*shape: int) -> Tensor:
+    """Return small whole numbers: their products are exact in every dtype."""
+    return torch.randint(-2, 3, shape).float()
+
+
+def save(model: Exported, inputs: tuple[Tensor, ...], kind: str, path: Path) -> None:
+    if kind == "trace":
+        torch.jit.trace(model, inputs).save(path)
+        return
+    program = torch.export.export(model, inputs, strict=kind.startswith("strict"))
+    if kind.startswith("decomposed"):
+        program = program.run_decompositions()
+    torch.export.save(program, path.with_suffix(".pt2"))
+    path.with_suffix(".pt2").rename(path)
+
+
+@pytest.mark.parametrize("place", ["within", "around"])
+@pytest.mark.parametrize("name", ["amp_ext.autocast", "install"])
+def test_programs_load_without_amp_ext(
+    name: str, place: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A saved program gives the model's result in a process with torch alone."""
+    region = partial(amp_ext.autocast, "cpu", FP16)
+    if name == "install":
+        amp_ext.install()
+        request.addfinalizer(amp_ext.uninstall)
+        region = partial(torch.autocast, "cpu", FP16)
+    within, around = (
+        (region, contextlib.nullcontext) if place == "within" else (contextlib.nullcontext, region)
+    )
+    model, inputs = Exported(within), (whole(3, 4), whole(3, 2, 3, 3))
+    with around():
+        torch.save((inputs, model(*inputs).detach().float()), tmp_path / "values")
+        for kind in KINDS:
+            save(model, inputs, kind, tmp_path / kind)
+    command = [sys.executable, "-c", LOADS, *KINDS]
+    subprocess.run(command, check=True, cwd=tmp_path)

@@ -159,12 +159,9 @@ NOT_ROUTED: dict[str, Callable[[Callable[..., Tensor]], Tensor]] = {
     "misfit, conv2d, bias": lambda t: F.conv2d(t(2, 4, 3, 3), t(5, 4, 1, 1), t(4)),
     "misfit, conv2d, 2-D image": lambda t: F.conv2d(t(4, 4), t(5, 4, 1, 1)),
     "misfit, conv2d, padding": lambda t: F.conv2d(t(2, 4, 3, 3), t(5, 4, 1, 1), padding="some"),
-    **{
-        f"misfit, conv2d, {name} of 3": lambda t, name=name: torch.ops.aten.conv2d(
-            t(1, 2, 3, 3), t(4, 2, 1, 1), **{name: 3 * [name != "padding"]}
-        )
-        for name in ("stride", "padding", "dilation")
-    },
+    "misfit, conv2d, 3 strides": lambda t: F.conv2d(t(1, 2, 3, 3), t(4, 2, 1, 1), None, (1, 1, 1)),
+    "misfit, conv2d, 3 paddings": lambda t: F.conv2d(t(1, 2, 3, 3), t(4, 2, 1, 1), padding=3 * [0]),
+    "misfit, conv2d, 3 dilations": lambda t: F.conv2d(t(2, 3, 3), t(4, 2, 1, 1), dilation=3 * [1]),
 }
 
 

@@ -57,10 +57,9 @@ def test_fp32_gradients_of_16_bit_leaves(
     for leaf in leaves.values():
         leaf.requires_grad_().grad_dtype = grad_dtype
     grad = integers((65, 5), dtype, executor.device, limit=200) * 200
-    exact = gradients(
-        reference.gemm, doubles(leaves), grad.double(), trans_b=True, alpha=0.5, beta=2.0
-    )
-    found = gradients(executor.ops.gemm, leaves, grad, trans_b=True, alpha=0.5, beta=2.0)
+    options = {"trans_b": True, "alpha": 0.5, "beta": 2.0}
+    exact = gradients(reference.gemm, doubles(leaves), grad.double(), **options)
+    found = gradients(executor.ops.gemm, leaves, grad, **options)
     for name, actual in found.items():
         assert actual.dtype == FP32
         assert actual.double().equal(exact[name])

@@ -118,9 +118,9 @@ def batch(device: str, number: int, size: int = 8, overflow: bool = False) -> tu
     return inputs.to(device), torch.randn(size, 2, generator=generator).to(device)
 
 
-def started(device: str, **options: Any) -> tuple[Training, Any]:
+def started(device: str) -> tuple[Training, Any]:
     """Return a training with replays for its last step and the next one."""
-    training = Training(device, **options)
+    training = Training(device)
     step = training.graphed()
     for number in range(WARMUP + 1):
         step(*batch(device, number))

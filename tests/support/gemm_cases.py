@@ -24,15 +24,6 @@ every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[
 every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
 
 
-class Product(NamedTuple):
-    """Operands of integers, the options that transpose them, and their exact product."""
-
-    a: Tensor
-    b: Tensor
-    options: dict[str, bool]
-    exact: Tensor
-
-
 def product(
     executor: Executor,
     sizes: tuple[int, int, int],
@@ -40,15 +31,14 @@ def product(
     trans: tuple[bool, bool] = (False, False),
     layouts: Sequence[str] = ("contiguous", "contiguous"),
     batches: Sequence[tuple[int, ...]] = ((), ()),
-) -> Product:
-    """Return a product of m, n and k in the layouts."""
+) -> tuple[Tensor, Tensor, dict[str, bool], Tensor]:
+    """Return operands of integers, the options that transpose them, and their exact product."""
     m, n, k = sizes
     a = stored(integers((*batches[0], m, k), dtypes[0], executor.device), trans[0], layouts[0])
     b = stored(integers((*batches[1], k, n), dtypes[1], executor.device), trans[1], layouts[1])
-    left, right = (
-        x.double().mT if turned else x.double() for x, turned in ((a, trans[0]), (b, trans[1]))
-    )
-    return Product(a, b, {"trans_a": trans[0], "trans_b": trans[1]}, left @ right)
+    left = a.double().mT if trans[0] else a.double()
+    right = b.double().mT if trans[1] else b.double()
+    return a, b, {"trans_a": trans[0], "trans_b": trans[1]}, left @ right
 
 
 def gemm(executor: Executor, a: Tensor, b: Tensor, **options: Any) -> Tensor:
