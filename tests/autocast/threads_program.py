@@ -23,12 +23,11 @@ import amp_ext
 from amp_ext.optim import SGD, AdamW
 
 FP16 = torch.float16
-SECONDS = 200.0
-"""How long a program may make no progress."""
 
 
 def progress() -> None:
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    """End the process unless there is progress again."""
+    faulthandler.dump_traceback_later(200.0, exit=True)
 
 
 def network() -> nn.Sequential:

@@ -39,9 +39,6 @@ EDGES = (0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 129)
 # Coprime in step, so that every dtype meets every transpose.
 DTYPES_AND_TRANSPOSES = [(PAIRS[i % 10], TRANSPOSES[i * 3 % 7 % 4]) for i in range(70)]
 
-every_pair = pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
-
-
 # ---- sizes -------------------------------------------------------------------------------------
 
 
@@ -133,7 +130,7 @@ def test_error_of_a_sum_over_the_batch(
 
 
 @gemm_against_oracle
-@every_pair
+@pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
 def test_dtypes(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     """Each pair of dtypes is multiplied into every dtype, and rounded once."""
     a = normal((33, 70), dtypes[0], executor.device)

@@ -127,7 +127,6 @@ FORMS: dict[str, Form] = {
     "baddbmm": Form(baddbmm, [(2, 3, 33), (2, 33, 5)], [(2, 3, 5)]),
     "baddbmm, row": Form(baddbmm, [(2, 3, 33), (2, 33, 5)], [(5,)]),
     "baddbmm, a row each": Form(baddbmm, [(2, 3, 33), (2, 33, 5)], [(2, 1, 5)], HALF),
-    "einsum ij,kj": Form(lambda a, b: torch.einsum("ij,kj", a, b), [(3, 33), (5, 33)]),
     "einsum bhid,bhjd->bhij": Form(
         lambda q, k: torch.einsum("bhid,bhjd->bhij", q, k), [(2, 4, 3, 33), (2, 4, 5, 33)]
     ),
