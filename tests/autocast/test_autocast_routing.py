@@ -103,7 +103,7 @@ def test_second_order(form: Form) -> None:
     assert (error <= 2.0**-8 * exact.abs().amax() if exact.numel() else error).all()
 
 
-FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+FORMATS = torch.contiguous_format, torch.channels_last
 REGIONS = (torch.autocast, amp_ext.autocast)
 
 
@@ -215,28 +215,21 @@ def test_other_kinds_of_tensors_are_torchs(make: Callable[[Tensor], Tensor], op:
         assert_as_torch(functools.partial(op, *tensors))
 
 
-def jvp(loss: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
-    return torch.func.jvp(loss, (weight,), (weight,))[1]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch itself
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda loss, weight: torch.func.vmap(loss)(torch.stack([weight, -weight])),
-        lambda loss, weight: torch.func.grad(loss)(weight),
-        jvp,
-    ],
-    ids=["vmap", "grad", "jvp"],
-)
-def test_function_transforms_are_torchs(transform: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize("name", ["vmap", "grad", "jvp"])
+def test_function_transforms_are_torchs(name: str) -> None:
     """Within torch.func's transforms products are torch's, bit for bit."""
     x, weight = torch.randn(5, 4), torch.randn(3, 4)
 
     def loss(w: Tensor) -> Tensor:
         return F.linear(x, w).float().square().sum()
 
-    outcome, _ = assert_as_torch(functools.partial(transform, loss, weight))
+    calls: dict[str, Callable[[], Tensor]] = {
+        "vmap": lambda: torch.func.vmap(loss)(torch.stack([weight, -weight])),
+        "grad": lambda: torch.func.grad(loss)(weight),
+        "jvp": lambda: torch.func.jvp(loss, (weight,), (weight,))[1],
+    }
+    outcome, _ = assert_as_torch(calls[name])
     assert outcome[0] is Tensor
 
 
@@ -290,7 +283,7 @@ def layout(tensor: Tensor) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("filters", [6, 1])
 def test_strides_of_convolutions(filters: int, sizes: tuple[int, ...], unbatched: bool) -> None:
     """The result and all gradients have exactly torch's strides."""
-    for x_format, w_format, has_bias in itertools.product(*2 * [FORMATS.values()], [True, False]):
+    for x_format, w_format, has_bias in itertools.product(FORMATS, FORMATS, [True, False]):
         strides = []
         for region in REGIONS:
             x = torch.randn(sizes).contiguous(memory_format=x_format)

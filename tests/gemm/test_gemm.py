@@ -39,6 +39,7 @@ EDGES = (0, 1, 2, 3, 7, 16, 17, 33, 64, 65, 129)
 # Coprime in step, so that every dtype meets every transpose.
 DTYPES_AND_TRANSPOSES = [(PAIRS[i % 10], TRANSPOSES[i * 3 % 7 % 4]) for i in range(70)]
 
+
 # ---- sizes -------------------------------------------------------------------------------------
 
 
