@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,23 +18,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_ext
 from autocast_cases import LOW, Seen
+from cases import assert_all_same
 
-FP16, BF16 = LOW
+FP16 = torch.float16
+fp16 = functools.partial(amp_ext.autocast, "cpu", FP16)
 
-# Products of an input [2, 4] with a weight [4, 4] ...
+# Products of an input [2, 4] with a weight [4, 4], and with views of it.
 LEAF_USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "linear": F.linear,
-    "mm": lambda x, w: x.mm(w),
+    "mm": torch.mm,
 }
-# ... and with views of it.
-VIEW_USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+USES = LEAF_USES | {
     "w.t()": lambda x, w: x @ w.t(),
     "w.reshape": lambda x, w: F.conv2d(x[:, :, None, None], w.reshape(4, 4, 1, 1)),
     "w.unsqueeze": lambda x, w: x[None].bmm(w.unsqueeze(0)),
     "w.expand": lambda x, w: x.expand(3, 2, 4).bmm(w.expand(3, 4, 4)),
 }
-USES = LEAF_USES | VIEW_USES
-every_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
 
 
 def whole(*shape: int) -> Tensor:
@@ -60,85 +60,71 @@ UPDATES: list[Callable[[Tensor], object]] = [
 ]
 
 
-class Program:
-    """A program of one weight, and the copies that the cache should keep of it.
-
-    Attributes:
-        updates: the number of updates of the weight.
-        kept: the number of updates before the kept copy was made, by the copy's dtype.
-        regions: the entered ones, with their dtypes, and whether they keep copies.
-    """
-
-    def __init__(self, chance: random.Random, weight: Tensor) -> None:
-        self.chance, self.weight = chance, weight
-        self.updates, self.kept = 0, dict[torch.dtype, int]()
-        self.regions: list[tuple[Any, torch.dtype, bool]] = []
-
-    def enter(self, kinds: Sequence[Any] = (amp_ext.autocast, torch.autocast)) -> None:
-        dtype, keeps = self.chance.choice(LOW), self.chance.random() < 0.8
-        region = self.chance.choice(kinds)("cpu", dtype, cache_enabled=keeps)
-        region.__enter__()
-        self.regions.append((region, dtype, keeps))
-
-    def leave(self) -> None:
-        self.regions.pop()[0].__exit__(None, None, None)
-        if not self.regions:
-            self.kept.clear()
-
-    def clear(self) -> None:
-        torch.clear_autocast_cache()
-        self.kept.clear()
-
-    def update(self) -> None:
-        self.updates += 1
-        with torch.no_grad():
-            self.chance.choice(UPDATES)(self.weight)
-
-    def freeze_or_release(self) -> None:
-        self.weight.requires_grad_(not self.weight.requires_grad)
-
-    def use(self) -> None:
-        """Compare a result, its gradient and the number of casts with the right ones."""
-        name, x, weight = self.chance.choice([*USES]), whole(2, 4), self.weight
-        mode = self.chance.choice((torch.enable_grad, torch.no_grad, torch.inference_mode))
-        if not any(isinstance(region, amp_ext.autocast) for region, *_ in self.regions):
-            self.enter([amp_ext.autocast])
-        _, dtype, keeps = self.regions[-1]
-        low = x.to(dtype)
-        with mode(), Seen() as seen:
-            result = USES[name](low, weight)
-        if mode is torch.inference_mode:
-            pass  # neither keeps a copy nor takes one; its casts are not seen
-        elif keeps and name in LEAF_USES and weight.requires_grad:
-            assert seen.casts == (self.kept.get(dtype) != self.updates)
-            self.kept[dtype] = self.updates
-        else:
-            assert seen.casts == 1
-        with torch.autocast("cpu", enabled=False), torch.enable_grad():
-            expected = USES[name](x, weight)
-        assert result.equal(expected.to(dtype))
-        assert result.requires_grad == (mode is torch.enable_grad and weight.requires_grad)
-        if result.requires_grad:
-            grads = [torch.autograd.grad(r.sum(), weight)[0] for r in (result, expected)]
-            assert grads[0].equal(grads[1])
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_any_program(weight: Tensor, seed: int) -> None:
     """Each use has the weight's value, and a cast if the cache has no copy of it.
 
     Copies last until the outermost region ends, for each dtype. Views have no copies.
     """
-    program = Program(random.Random(seed), weight)
-    actions = [program.enter, program.leave, program.update, program.freeze_or_release]
+    chance = random.Random(seed)
+    regions: list[tuple[Any, torch.dtype, bool]] = []  # with dtypes, and whether they keep copies
+    kept: set[torch.dtype] = set()
+
+    def enter(*kinds: Any) -> None:
+        dtype, keeps = chance.choice(LOW), chance.random() < 0.8
+        regions.append((chance.choice(kinds)("cpu", dtype, cache_enabled=keeps), dtype, keeps))
+        regions[-1][0].__enter__()
+
     try:
         for _ in range(100):
-            action = program.chance.choice([*actions, program.clear, *6 * [program.use]])
-            if action != program.leave or program.regions:
-                action()
+            match chance.randrange(11):
+                case 0:
+                    enter(amp_ext.autocast, torch.autocast)
+                case 1 if regions:
+                    regions.pop()[0].__exit__(None, None, None)
+                case 2:
+                    kept.clear()
+                    with torch.no_grad():
+                        chance.choice(UPDATES)(weight)
+                case 3:
+                    weight.requires_grad_(not weight.requires_grad)
+                case 4:
+                    kept.clear()
+                    torch.clear_autocast_cache()
+                case _:
+                    if not any(isinstance(region, amp_ext.autocast) for region, *_ in regions):
+                        enter(amp_ext.autocast)
+                    use_once(chance, weight, *regions[-1][1:], kept)
+            if not regions:
+                kept.clear()
     finally:
-        while program.regions:
-            program.leave()
+        while regions:
+            regions.pop()[0].__exit__(None, None, None)
+
+
+def use_once(
+    chance: random.Random, weight: Tensor, dtype: torch.dtype, keeps: bool, kept: set[torch.dtype]
+) -> None:
+    """Compare a result, its gradient and the number of casts with the right ones."""
+    name, x = chance.choice([*USES]), whole(2, 4)
+    mode = chance.choice((torch.enable_grad, torch.no_grad, torch.inference_mode))
+    low = x.to(dtype)
+    with mode(), Seen() as seen:
+        result = USES[name](low, weight)
+    if mode is torch.inference_mode:
+        pass  # neither keeps a copy nor takes one; its casts are not seen
+    elif keeps and name in LEAF_USES and weight.requires_grad:
+        assert seen.casts == (dtype not in kept)
+        kept.add(dtype)
+    else:
+        assert seen.casts == 1
+    with torch.autocast("cpu", enabled=False), torch.enable_grad():
+        expected = USES[name](x, weight)
+    assert result.equal(expected.to(dtype))
+    assert result.requires_grad == (mode is torch.enable_grad and weight.requires_grad)
+    if result.requires_grad:
+        grads = [torch.autograd.grad(r.sum(), weight)[0] for r in (result, expected)]
+        assert grads[0].equal(grads[1])
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -146,60 +132,37 @@ def test_any_program(weight: Tensor, seed: int) -> None:
 def test_step_within_the_region(fused: bool, enabled: bool) -> None:
     """The first convolution's copy is torch's own; the copies of later layers are amp_ext's."""
     x, target = torch.rand(2, 3, 6, 6), torch.rand(2, 1)
-
-    def trained(region_per_step: bool) -> list[Tensor]:
+    trained = []
+    for around, within in ((fp16, contextlib.nullcontext), (contextlib.nullcontext, fp16)):
         torch.manual_seed(0)
-        net = nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(64, 1, bias=False)
-        )
+        layers = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(64, 1, bias=False)
+        net = nn.Sequential(*layers)
         scaler = amp_ext.GradScaler("cpu", init_scale=2.0**10, enabled=enabled)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01, fused=fused)
-        with contextlib.nullcontext() if region_per_step else fp16():
+        with around():
             for _ in range(3):
                 optimizer.zero_grad()
-                with fp16() if region_per_step else contextlib.nullcontext():
+                with within():
                     loss = (net(x).float() - target).square().mean()
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
-        return list(net.parameters())
-
-    for actual, expected in zip(trained(False), trained(True), strict=True):
-        assert actual.equal(expected)
-
-
-def fp16(**options: bool) -> Any:
-    return amp_ext.autocast("cpu", dtype=FP16, **options)
-
-
-def test_activations_are_not_kept(x: Tensor, weight: Tensor) -> None:
-    """The cache holds no tensor that is not a leaf."""
-    with fp16():
-        operand = 1 * weight
-        F.linear(x, operand)
-        gone = weakref.ref(operand)
-        del operand
-        assert gone() is None
-
-
-@pytest.fixture
-def graph_owned(weight: Tensor) -> Iterator[Tensor]:
-    """Return a weight in memory owned by CUDA graphs of torch.compile."""
-    torch._C._set_cached_tensors_enabled(True)
-    torch._C._add_cached_tensor(weight)
-    yield weight
-    torch._C._remove_cached_tensor(weight)
-    torch._C._set_cached_tensors_enabled(False)
+        trained.append(net.parameters())
+    assert_all_same(*trained)
 
 
 @pytest.mark.parametrize("region", [torch.autocast, amp_ext.autocast])
 def test_memory_of_cuda_graphs_is_cast_at_every_use(
-    x: Tensor, graph_owned: Tensor, region: Any
+    x: Tensor, weight: Tensor, region: Any, request: pytest.FixtureRequest
 ) -> None:
-    """A replay of a graph changes a weight without a new version."""
+    """A replay of a CUDA graph of torch.compile changes a weight without a new version."""
+    torch._C._set_cached_tensors_enabled(True)
+    request.addfinalizer(lambda: torch._C._set_cached_tensors_enabled(False))
+    torch._C._add_cached_tensor(weight)
+    request.addfinalizer(lambda: torch._C._remove_cached_tensor(weight))
     with region("cpu", FP16), Seen() as seen:
         for _ in range(3):
-            F.linear(x.half(), graph_owned)
+            F.linear(x.half(), weight)
     assert seen.casts == 3 + 3
 
 
@@ -227,7 +190,10 @@ class Copies(TorchDispatchMode):
 
 
 def test_copies_go_with_the_region(x: Tensor, weight: Tensor) -> None:
-    """A copy is freed when its weight changes, when the cache is cleared, and with the region."""
+    """A copy is freed when its weight changes, when the cache is cleared, and with the region.
+
+    Copies of tensors that are no leaves are freed at once.
+    """
     low = x.half()
     with Copies() as copies:
         with fp16():
@@ -239,12 +205,14 @@ def test_copies_go_with_the_region(x: Tensor, weight: Tensor) -> None:
             assert copies.alive() == [False, True]
             torch.clear_autocast_cache()
             assert copies.alive() == [False, False]
+            F.linear(low, 1 * weight)
+            assert copies.alive() == 3 * [False]
             F.linear(low, weight)
-        assert copies.alive() == 3 * [False]
+        assert copies.alive() == 4 * [False]
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@every_use
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_new_weight_at_an_old_address(x: Tensor, use: Any, grad: bool) -> None:
     """A weight dies with the region, and a new one of its version may take its address before."""
     low, gone = x.half(), []

@@ -1,11 +1,16 @@
-"""Test that torch.compile keeps the routing, within a region and in programs that enter one."""
+"""Test that compiled programs keep the routing, and that exported ones run without amp_ext."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +20,12 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 import amp_ext
-from autocast_cases import CONTRACTIONS, LOW, Seen
-from cases import assert_same
+import amp_ext.nn
+from autocast_cases import CONTRACTIONS, Seen
+from cases import assert_all_same, assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of its own code
 FP16 = torch.float16
-every_dtype = pytest.mark.parametrize("dtype", LOW, ids=["fp16", "bf16"])
-needs_a_compiler = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler is installed"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +36,11 @@ def fresh_compiler() -> Iterator[None]:
 
 
 class Net(nn.Module):
-    """A network of every routed op."""
+    """A network of every routed op, and of amp_ext's own layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4, bias=False)
+        self.first, self.second = nn.Linear(4, 8), amp_ext.nn.Linear(8, 4, bias=False)
         self.pointwise = nn.Conv2d(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,24 +52,15 @@ class Net(nn.Module):
 ROUTED_IN_NET = 5
 
 
-def enters(net: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
-    with amp_ext.autocast("cpu", dtype=dtype):
-        result = net(x)
-    return result.float()
-
-
 class Entering(nn.Module):
-    def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.net, self.dtype = net, dtype
+        self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        return enters(self.net, x, self.dtype)
-
-
-def gradients(net: nn.Module, x: Tensor, result: Tensor) -> list[Tensor]:
-    result.float().square().mean().backward()
-    return [x.grad, *(parameter.grad for parameter in net.parameters())]
+        with amp_ext.autocast("cpu", dtype=FP16):
+            result = self.net(x)
+        return result.float()
 
 
 class Graphs:
@@ -76,114 +69,95 @@ class Graphs:
     def __init__(self) -> None:
         self.forward: list[Any] = []
         self.backward: list[Any] = []
-
-    def backend(self) -> Callable[..., Any]:
-        def keep(ops: list[Any]) -> Callable[..., Any]:
-            def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-                ops.extend(node.target for node in graph.graph.nodes)
-                return torch._dynamo.backends.debugging.boxed_nop(graph, inputs)
-
-            return compiler
-
-        return aot_autograd(fw_compiler=keep(self.forward), bw_compiler=keep(self.backward))
+        kept = partial(keep, self.forward), partial(keep, self.backward)
+        self.backend = aot_autograd(fw_compiler=kept[0], bw_compiler=kept[1])
 
 
-def twins() -> tuple[tuple[nn.Module, Tensor], tuple[nn.Module, Tensor]]:
-    """Two equal networks, each with an equal input."""
-    net, x = Net(), torch.randn(2, 3, 4)
-    return (net, x.clone().requires_grad_()), (copy.deepcopy(net), x.clone().requires_grad_())
+def keep(ops: list[Any], graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    ops.extend(node.target for node in graph.graph.nodes)
+    return torch._dynamo.backends.debugging.boxed_nop(graph, inputs)
 
 
-@every_dtype
 @pytest.mark.parametrize("place", ["around", "around, install()", "inside", "inside, breaks"])
-def test_compiled_program(dtype: torch.dtype, place: str, request: pytest.FixtureRequest) -> None:
+def test_compiled_program(place: str, request: pytest.FixtureRequest) -> None:
     """The graphs hold the calls of eager mode, so the values have the same bits.
 
     An earlier export changes nothing.
     """
-    (net, x), (twin, y) = twins()
-    graphs = Graphs()
-    torch.export.export(Entering(net, dtype), (x,))
-    options = {"backend": graphs.backend(), "fullgraph": "breaks" not in place}
-    if place.startswith("inside"):
-        expected = enters(net, x, dtype)
-        amp_ext.uninstall()  # the program overrides torch's ops itself
-        actual = torch.compile(enters, **options)(twin, y, dtype)
-    else:
-        region = amp_ext.autocast
-        if "install" in place:
-            amp_ext.install()
-            request.addfinalizer(amp_ext.uninstall)
-            region = torch.autocast
-        program = torch.compile(twin, **options)
-        with region("cpu", dtype=dtype):
-            expected, actual = net(x), program(y)
-        assert actual.dtype == dtype
-    assert_same(actual, expected)
-    for one, other in zip(gradients(twin, y, actual), gradients(net, x, expected), strict=True):
-        assert_same(one, other)
+    inside, region = place.startswith("inside"), amp_ext.autocast
+    net, x, graphs = Net(), torch.randn(2, 3, 4), Graphs()
+    torch.export.export(Entering(net), (x,))
+    if "install" in place:
+        amp_ext.install()
+        request.addfinalizer(amp_ext.uninstall)
+        region = torch.autocast
+    results = []
+    for compiles in (False, True):
+        twin, leaf = copy.deepcopy(net), x.clone().requires_grad_()
+        program = Entering(twin) if inside else twin
+        if compiles:
+            program = torch.compile(
+                program, backend=graphs.backend, fullgraph="breaks" not in place
+            )
+        if compiles and inside:
+            amp_ext.uninstall()  # the program overrides torch's ops itself
+        with contextlib.nullcontext() if inside else region("cpu", dtype=FP16):
+            result = program(leaf)
+        assert result.dtype == (torch.float32 if inside else FP16)
+        result.float().square().mean().backward()
+        results.append([result, leaf.grad, *(parameter.grad for parameter in twin.parameters())])
+    assert_all_same(*results)
     gemm = torch.ops.amp_ext.gemm.default
     assert graphs.forward.count(gemm) == ROUTED_IN_NET
     assert graphs.backward.count(gemm) == 2 * ROUTED_IN_NET
     ops = (*graphs.forward, *graphs.backward)
     assert not CONTRACTIONS & {getattr(op, "overloadpacket", None) for op in ops}
-    with torch.autocast("cpu", dtype=dtype):
-        assert net(x.detach()).dtype == dtype
     assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("order", ["amp_ext first", "torch first"])
-def test_regions_are_not_mistaken_for_each_other(order: str) -> None:
-    """torch.compile compiles a program of one kind of region again for the other kind."""
-    graphs = Graphs()
-    weight = torch.randn(3, 4)
-    program = torch.compile(lambda v: F.linear(v, weight), backend=graphs.backend(), fullgraph=True)
-    regions = [amp_ext.autocast, torch.autocast]
-    if order == "torch first":
-        regions.reverse()
-    seen = {}
-    x = torch.randn(2, 4)
-    for region in regions:
+@pytest.mark.parametrize("order", [1, -1], ids=["amp_ext first", "torch first"])
+def test_one_program_for_each_kind_of_region(order: int) -> None:
+    """A program is compiled again for the other kind of region, and not for other numbers of rows.
+
+    Programs of dynamic shapes are compiled for one row and for any number of rows.
+    """
+    graphs, weight = Graphs(), torch.randn(3, 4)
+    program = torch.compile(F.linear, backend=graphs.backend, fullgraph=True, dynamic=True)
+    for region in (amp_ext.autocast, torch.autocast)[::order]:
         graphs.forward.clear()
-        with region("cpu", dtype=FP16), torch.no_grad():
-            program(x)
-        seen[region] = torch.ops.amp_ext.gemm.default in graphs.forward
-    assert seen == {amp_ext.autocast: True, torch.autocast: False}
-
-
-def breaks(x: Tensor, weight: Tensor) -> Tensor:
-    with amp_ext.autocast("cpu", dtype=FP16):
-        product = x @ weight
-        torch._dynamo.graph_break()
-        return product @ weight
-
-
-def raises(x: Tensor, weight: Tensor) -> Tensor:
-    with amp_ext.autocast("cpu", dtype=FP16):
-        x @ weight
-        raise ValueError
+        for rows in (2, 3, 5, 7):
+            x = torch.randn(rows, 4)
+            with region("cpu", dtype=FP16), torch.no_grad():
+                assert_same(program(x, weight), F.linear(x, weight))
+        gemms = graphs.forward.count(torch.ops.amp_ext.gemm.default)
+        assert gemms in ((1, 2) if region is amp_ext.autocast else (0,))
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
-@pytest.mark.parametrize("program", [breaks, raises])
-def test_failed_traces_leave_no_state(
-    program: Callable[[Tensor, Tensor], Tensor], fullgraph: bool
-) -> None:
+@pytest.mark.parametrize("raises", [False, True])
+def test_failed_traces_leave_no_state(raises: bool, fullgraph: bool) -> None:
     """A trace that stops within a region leaves the state of autocast as it was."""
+
+    def program(x: Tensor) -> Tensor:
+        with amp_ext.autocast("cpu", dtype=FP16):
+            product = x @ x
+            if raises:
+                raise ValueError
+            torch._dynamo.graph_break()
+            return product @ x
 
     def state() -> tuple[Any, ...]:
         devices = ("cpu", "cuda", amp_ext._C.REGION_MARK)
         return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices)
 
-    torch._dynamo.reset()
     square, before = torch.ones(4, 4), state()
     compiled = torch.compile(program, backend="aot_eager", fullgraph=fullgraph)
     for _ in range(2):
-        if program is breaks and not fullgraph:
-            assert compiled(square, square).equal(program(square, square))
-        else:
+        if raises or fullgraph:
             with pytest.raises(Exception):  # noqa: B017  (Dynamo wraps it, or refuses to break)
-                compiled(square, square)
+                compiled(square)
+        else:
+            assert compiled(square).equal(program(square))
         assert state() == before
 
 
@@ -205,7 +179,7 @@ def test_region_object_entered_in_a_compiled_function(is_made_inside: bool) -> N
     assert (result.dtype, seen.gemms) == (FP16, 1)
 
 
-@needs_a_compiler
+@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no C++ compiler")
 def test_inductor_function_that_enters_a_region() -> None:
     """An inductor program has an FP32 gradient that is beyond FP16's range."""
     weight = torch.ones(3, 4, requires_grad=True)
@@ -221,13 +195,68 @@ def test_inductor_function_that_enters_a_region() -> None:
     assert weight.grad.eq(122880.0).all()
 
 
-def test_dynamic_shapes() -> None:
-    """A program of dynamic shapes is compiled for one row and for any number of rows."""
-    net = nn.Linear(4, 3)
-    graphs = Graphs()
-    program = torch.compile(net, backend=graphs.backend(), fullgraph=True, dynamic=True)
-    for rows in (2, 3, 5, 7):
-        x = torch.randn(rows, 4)
-        with amp_ext.autocast("cpu", dtype=FP16), torch.no_grad():
-            assert_same(program(x), net(x))
-    assert graphs.forward.count(torch.ops.amp_ext.gemm.default) in (1, 2)
+# ---- exported programs ---------------------------------------------------------------------------
+
+KINDS = ["trace", "export", "strict export", "decomposed export"]
+LOADS = """
+import sys, torch
+inputs, expected = torch.load("values")
+for kind in sys.argv[1:]:
+    model = torch.jit.load(kind) if kind == "trace" else torch.export.load(kind).module()
+    assert model(*inputs).float().equal(expected), kind
+assert not [name for name in sys.modules if name.startswith("amp_ext")]
+"""
+
+
+class Exported(nn.Module):
+    """A linear, a convolution of single pixels and a product, optionally in their own region."""
+
+    def __init__(self, region: Any) -> None:
+        super().__init__()
+        self.linear, self.conv, self.region = nn.Linear(4, 4), nn.Conv2d(2, 4, 1), region
+        for parameter in self.parameters():
+            parameter.data = whole(*parameter.shape)
+
+    def forward(self, x: Tensor, image: Tensor) -> Tensor:
+        with self.region():
+            hidden = self.linear(x) @ self.linear.weight
+            return hidden + self.conv(image).flatten(2).sum(-1)
+
+
+def whole(*shape: int) -> Tensor:
+    """Return small whole numbers: their products are exact in every dtype."""
+    return torch.randint(-2, 3, shape).float()
+
+
+def save(model: Exported, inputs: tuple[Tensor, ...], kind: str, path: Path) -> None:
+    if kind == "trace":
+        torch.jit.trace(model, inputs).save(path)
+        return
+    program = torch.export.export(model, inputs, strict=kind.startswith("strict"))
+    if kind.startswith("decomposed"):
+        program = program.run_decompositions()
+    torch.export.save(program, path.with_suffix(".pt2"))
+    path.with_suffix(".pt2").rename(path)
+
+
+@pytest.mark.parametrize("place", ["within", "around"])
+@pytest.mark.parametrize("name", ["amp_ext.autocast", "install"])
+def test_programs_load_without_amp_ext(
+    name: str, place: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A saved program gives the model's result in a process with torch alone."""
+    region = partial(amp_ext.autocast, "cpu", FP16)
+    if name == "install":
+        amp_ext.install()
+        request.addfinalizer(amp_ext.uninstall)
+        region = partial(torch.autocast, "cpu", FP16)
+    within, around = (
+        (region, contextlib.nullcontext) if place == "within" else (contextlib.nullcontext, region)
+    )
+    model, inputs = Exported(within), (whole(3, 4), whole(3, 2, 3, 3))
+    with around():
+        torch.save((inputs, model(*inputs).detach().float()), tmp_path / "values")
+        for kind in KINDS:
+            save(model, inputs, kind, tmp_path / kind)
+    command = [sys.executable, "-c", LOADS, *KINDS]
+    subprocess.run(command, check=True, cwd=tmp_path)

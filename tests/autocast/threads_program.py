@@ -1,6 +1,6 @@
 """Run threads that share weights and copies of weights; a watchdog ends a hanging process.
 
-python tests/autocast/threads_program.py PROGRAM [ARGUMENT]
+python tests/autocast/threads_program.py COUNT
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import amp_ext
 from amp_ext.optim import SGD, AdamW
 
 FP16 = torch.float16
-SECONDS = 200.0
-"""How long a program may make no progress."""
 
 
 def progress() -> None:
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    """End the process unless there is progress again."""
+    faulthandler.dump_traceback_later(200.0, exit=True)
 
 
-def region() -> amp_ext.autocast:
-    return amp_ext.autocast("cpu", dtype=FP16)
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Conv2d(4, 4, 1))
 
 
-def forward(net: nn.Module) -> Tensor:
-    with region():
-        return net(torch.ones(2, 4, dtype=FP16)).sum()
+def run(net: nn.Sequential, low: torch.dtype = FP16) -> Tensor:
+    with amp_ext.autocast("cpu", dtype=low):
+        return net[1](net[0](torch.ones(2, 4, dtype=low))[..., None, None]).sum()
 
 
 class InCasts(TorchDispatchMode):
@@ -60,33 +60,24 @@ class InCasts(TorchDispatchMode):
             finalizer.detach()
 
 
-def reentry(steps: int) -> None:
+def reentry() -> None:
     """Python code within a cast, or while a copy is freed, may use the same weight."""
-    net, calls = nn.Linear(4, 4, bias=False), []  # a bias may be cast too
+    weight, x, calls = torch.ones(4, 4, requires_grad=True), torch.ones(2, 4, dtype=FP16), []
 
     def use() -> None:
         calls.append(1)
-        with torch.no_grad():
-            forward(net)
+        with torch.no_grad(), amp_ext.autocast("cpu", dtype=FP16):
+            F.linear(x, weight)
 
     casts = InCasts(use, use)
-    with region():
-        for _ in range(steps):
+    with amp_ext.autocast("cpu", dtype=FP16):
+        for _ in range(3):
             with casts:
-                forward(net)
+                F.linear(x, weight)
             with torch.no_grad():
-                net.weight.add_(1)  # the next cast frees this copy
+                weight.add_(1)  # the next cast frees this copy
         casts.detach()
-    assert len(calls) == 2 * steps - 1, calls
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.Conv2d(4, 4, 1))
-
-
-def run(net: nn.Sequential, low: torch.dtype = FP16) -> Tensor:
-    with amp_ext.autocast("cpu", dtype=low):
-        return net[1](net[0](torch.ones(2, 4, dtype=low))[..., None, None]).sum()
+    assert len(calls) == 5, calls
 
 
 def interleaving(seed: int) -> None:
@@ -144,5 +135,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     sys.setswitchinterval(1e-6)
     progress()
-    programs = (reentry, interleavings)
-    {program.__name__: program for program in programs}[sys.argv[1]](int(sys.argv[2]))
+    reentry()
+    interleavings(int(sys.argv[1]))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,19 +44,16 @@ def _warnings_are_errors() -> Iterator[None]:
 
 
 class Training:
-    """A network with statistics of batches, its optimizers and a scaler.
+    """A network with statistics of batches, two optimizers and a scaler.
 
-    Args:
-        make: a list of parameters to an optimizer.
-        scaled: whether there is a scaler.
-        max_norm: the clip limit of the gradients.
+    A function `at_the_end` is called in each step, with the training and the loss.
     """
 
     def __init__(
         self,
         device: str,
         make: Callable[[list[Tensor]], torch.optim.Optimizer] | None = None,
-        scaled: bool = True,
+        scaler_class: type[torch.amp.GradScaler] | None = amp_ext.GradScaler,
         max_norm: float | None = 1.0,
     ) -> None:
         torch.manual_seed(0)
@@ -64,14 +63,11 @@ class Training:
         params = list(self.model.parameters())
         make = make or OPTIMIZERS["AdamW"]
         self.optimizers = [make(params[:2]), make(params[2:])]
-        self.scaler = amp_ext.GradScaler(
-            device,
-            init_scale=2.0**10,
-            growth_interval=3,
-            hysteresis=2,
-            enabled=scaled,
-            max_consecutive_skips=100,
-        )
+        options = {"init_scale": 2.0**10, "growth_interval": 3, "enabled": scaler_class is not None}
+        if scaler_class is amp_ext.GradScaler:
+            options |= {"hysteresis": 2, "max_consecutive_skips": 100}
+        self.scaler = (scaler_class or amp_ext.GradScaler)(device, **options)
+        self.at_the_end: Callable[[Training, Tensor], object] | None = None
 
     def step_fn(self, inputs: Tensor, targets: Tensor, weight: float = 1.0) -> tuple[Tensor, ...]:
         dtype = torch.float16 if self.device == "cuda" else torch.bfloat16
@@ -84,16 +80,13 @@ class Training:
                 norms.append(self.scaler.clip_grad_norm_(optimizer, self.max_norm))
             self.scaler.step(optimizer)
         self.scaler.update()
+        if self.at_the_end is not None:
+            self.at_the_end(self, loss)
         return loss, *norms
 
     def graphed(self, **options: Any) -> Any:
-        given = {
-            "modules": self.model,
-            "optimizers": self.optimizers,
-            "scaler": self.scaler,
-            "warmup": WARMUP,
-        }
-        return make_graphed_step(self.step_fn, **{**given, **options})
+        parts = {"modules": self.model, "optimizers": self.optimizers, "scaler": self.scaler}
+        return make_graphed_step(self.step_fn, **parts, **{"warmup": WARMUP, **options})
 
     def eager(self, *args: Any) -> tuple[Tensor, ...]:
         """A step as a user takes it."""
@@ -125,9 +118,9 @@ def batch(device: str, number: int, size: int = 8, overflow: bool = False) -> tu
     return inputs.to(device), torch.randn(size, 2, generator=generator).to(device)
 
 
-def started(device: str, **options: Any) -> tuple[Training, Any]:
+def started(device: str) -> tuple[Training, Any]:
     """Return a training with replays for its last step and the next one."""
-    training = Training(device, **options)
+    training = Training(device)
     step = training.graphed()
     for number in range(WARMUP + 1):
         step(*batch(device, number))
@@ -144,79 +137,65 @@ def assert_same_steps(
         assert graphed.state() == eager.state()
 
 
-def small(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = nn.Linear(2, 2, device=device)
-    return model, torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+def capturable(make: Callable[..., Any], **options: Any) -> Callable[[list[Tensor]], Any]:
+    """Return a function that makes an optimizer of torch's with the option for a capture."""
+    return lambda params: make(params, lr=LR, capturable=params[0].is_cuda, **options)
 
 
-def capturable(params: list[Tensor]) -> dict[str, bool]:
-    """Return the option that torch's optimizers need in a capture."""
-    return {"capturable": params[0].is_cuda}
+def with_groups(params: list[Tensor], **options: Any) -> torch.optim.Optimizer:
+    groups = [{"params": params[:1], "lr": 2 * LR}, {"params": params[1:]}]
+    return torch.optim.Adam(groups, **options)
 
+
+BF16_MOMENTS = {"exp_avg_dtype": torch.bfloat16, "exp_avg_sq_dtype": torch.bfloat16}
+TENSOR_BETAS = torch.tensor(0.9), torch.tensor(0.99)
 
 OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
-    "ours": lambda params: amp_ext.optim.AdamW(params, lr=LR, amsgrad=True),
-    "our SGD": lambda params: amp_ext.optim.SGD(params, lr=LR, momentum=0.9, dampening=0.5),
-    "bfloat16": lambda params: amp_ext.optim.Adam(
-        params,
-        lr=LR,
-        exp_avg_dtype=torch.bfloat16,
-        exp_avg_sq_dtype=torch.bfloat16,
-        stochastic_rounding=True,
+    "ours": partial(amp_ext.optim.AdamW, lr=LR, amsgrad=True),
+    "our SGD": partial(amp_ext.optim.SGD, lr=LR, momentum=0.9, dampening=0.5),
+    "bfloat16": partial(amp_ext.optim.Adam, lr=LR, stochastic_rounding=True, **BF16_MOMENTS),
+    "AdamW": capturable(torch.optim.AdamW, fused=True),
+    "SGD": partial(torch.optim.SGD, lr=LR, momentum=0.9, fused=True),
+    "betas that kernels do not serve": capturable(
+        amp_ext.optim.AdamW, betas=TENSOR_BETAS, fused=True
     ),
-    "AdamW": lambda params: torch.optim.AdamW(params, lr=LR, fused=True, **capturable(params)),
-    "SGD": lambda params: torch.optim.SGD(params, lr=LR, momentum=0.9, fused=True),
-    "betas that kernels do not serve": lambda params: amp_ext.optim.AdamW(
-        params,
-        lr=LR,
-        betas=(torch.tensor(0.9), torch.tensor(0.99)),
-        fused=True,
-        **capturable(params),
-    ),
-    "groups": lambda params: torch.optim.Adam(
-        [{"params": params[:1], "lr": 2 * LR}, {"params": params[1:]}],
-        lr=LR,
-        fused=True,
-        **capturable(params),
-    ),
+    "groups": capturable(with_groups, fused=True),
+}
+
+
+def adam(params: list[Tensor]) -> torch.optim.Optimizer:
+    lr = torch.tensor(LR, device=params[0].device)
+    return torch.optim.Adam(params, lr=lr, capturable=lr.is_cuda)
+
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    **{name: {"make": make} for name, make in OPTIMIZERS.items()},
+    "ours, not clipped": {"make": OPTIMIZERS["ours"], "max_norm": None},
+    "AdamW, not clipped": {"max_norm": None},
+    "torch's scaler": {"scaler_class": torch.amp.GradScaler, "max_norm": None},
+    "no scaler": {"make": adam, "scaler_class": None, "max_norm": None},
 }
 
 
 @every_device
-@pytest.mark.parametrize(
-    ("name", "max_norm"), [*((name, 1.0) for name in OPTIMIZERS), ("ours", None), ("AdamW", None)]
-)
-def test_same_bits(device: str, name: str, max_norm: float | None) -> None:
+@pytest.mark.parametrize("name", TRAININGS)
+def test_same_bits(device: str, name: str) -> None:
     """Graphed steps write the bits of eager steps, with overflows and a scheduler."""
-    eager, graphed = (Training(device, OPTIMIZERS[name], max_norm=max_norm) for _ in range(2))
+    eager, graphed = (Training(device, **TRAININGS[name]) for _ in range(2))
     step = graphed.graphed()
     schedulers = [
         torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         for training in (eager, graphed)
         for optimizer in training.optimizers
     ]
+    bad = (0, WARMUP, 6, 7) if eager.scaler.is_enabled() else ()
     for number in range(STEPS):
-        data = batch(device, number, overflow=number in (0, WARMUP, 6, 7))
-        assert_same_steps(eager, graphed, step, data)
+        assert_same_steps(eager, graphed, step, batch(device, number, overflow=number in bad))
         for scheduler in schedulers:
             scheduler.step()
-    assert eager.scaler.get_skipped_steps() == 4
+    if isinstance(eager.scaler, amp_ext.GradScaler):
+        assert eager.scaler.get_skipped_steps() == len(bad)
     assert (step.graph is not None) == (device == "cuda")
-
-
-@every_device
-def test_without_a_scaler(device: str) -> None:
-    """Without a scaler, torch's optimizers make the same steps."""
-
-    def make(params: list[Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(params, lr=LR, capturable=device == "cuda")
-
-    eager, graphed = (Training(device, make, scaled=False, max_norm=None) for _ in range(2))
-    for optimizer in eager.optimizers if device == "cuda" else ():
-        for group in optimizer.param_groups:  # a capture reads learning rates from tensors
-            group["lr"] = torch.tensor(LR, device=device)
-    step = graphed.graphed()
-    assert_same_steps(eager, graphed, step, *(batch(device, number) for number in range(STEPS)))
 
 
 @every_device
@@ -252,6 +231,11 @@ def test_any_program(device: str, seed: int) -> None:
             optimizer.zero_grad(set_to_none=number % 2 == 0)
 
 
+def small(device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 2, device=device)
+    return model, torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+
+
 @every_device
 def test_an_eager_step_waits_for_its_inputs(device: str) -> None:
     """A step on another stream sees writes of the current stream."""
@@ -265,7 +249,8 @@ def test_an_eager_step_waits_for_its_inputs(device: str) -> None:
 def test_arguments_of_any_structure(device: str) -> None:
     """Tensors come to the device from nested arguments; constants stay constants.
 
-    Results are copies without gradients, and later calls leave them as they are.
+    Results are copies without gradients, and later calls leave them as they are. A tensor that
+    requires a gradient is refused, except without the graph.
     """
     model, optimizer = small(device)
 
@@ -277,6 +262,11 @@ def test_arguments_of_any_structure(device: str) -> None:
     losses = []
     for _ in range(4):
         x = torch.randn(8, 2)
+        leaf = x.clone().requires_grad_()
+        for name, data, scale in (("args[0]['x']", leaf, 2.0), ("kwargs['scale']", x, leaf)):
+            text = f"make_graphed_step: {re.escape(name)}: expected .* got requires_grad=True"
+            with pytest.raises(ValueError, match=text):
+                step({"x": data}, scale=scale)
         result = step({"x": x}, scale=2.0)
         assert result["scale"] == 2.0
         losses.append((result["loss"], model(x.to(device)).sum().detach() * 2.0))
@@ -287,6 +277,7 @@ def test_arguments_of_any_structure(device: str) -> None:
         step({"x": x}, scale=3.0)
     with pytest.raises(ValueError, match="arguments: expected the captured"):
         step(x, scale=2.0)
+    step.eager({"x": leaf}, scale=2.0)
 
 
 @every_device
@@ -306,16 +297,6 @@ def test_overflow_report(device: str) -> None:
 
 
 @every_device
-def test_torchs_scaler(device: str) -> None:
-    """torch's scaler takes the same steps by replays."""
-    trainings = eager, graphed = Training(device, max_norm=None), Training(device, max_norm=None)
-    for training in trainings:
-        training.scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=3)
-    batches = (batch(device, number, overflow=number in (1, 5)) for number in range(STEPS))
-    assert_same_steps(eager, graphed, graphed.graphed(), *batches)
-
-
-@every_device
 @pytest.mark.parametrize("has_masters", [True, False], ids=["masters", "copies"])
 def test_two_of_a_weight(device: str, has_masters: bool) -> None:
     """A replay is refused where a user has written a weight with a master or a copy."""
@@ -325,24 +306,20 @@ def test_two_of_a_weight(device: str, has_masters: bool) -> None:
     def make(params: list[Tensor]) -> torch.optim.Optimizer:
         return amp_ext.optim.AdamW(params, lr=LR, **options)
 
-    trainings = []
-    for _ in range(2):
-        trainings.append(Training(device, make))
-        if has_masters:
-            trainings[-1].model[0].bfloat16()
-    eager, graphed = trainings
+    trainings = eager, graphed = Training(device, make), Training(device, make)
+    for training in trainings if has_masters else ():
+        training.model[0].bfloat16()
     step = graphed.graphed()
     for number in range(STEPS):
         data = batch(device, number, size=5 if number == 6 else 8, overflow=number == 7)
         assert_same_steps(eager, graphed, step.eager if number == 6 else step, data)
     with torch.no_grad():
-        graphed.model[0].weight.mul_(2.0)
+        for training in trainings:
+            training.model[0].weight.mul_(2.0)
     before = graphed.state()
     with pytest.raises(RuntimeError, match="a parameter with a master weight or a copy"):
         step(*data)
     assert graphed.state() == before
-    with torch.no_grad():
-        eager.model[0].weight.mul_(2.0)
     for take_step in (step.eager, step):  # the eager step makes the master or copy anew
         assert_same_steps(eager, graphed, take_step, data)
 
@@ -350,58 +327,46 @@ def test_two_of_a_weight(device: str, has_masters: bool) -> None:
 # ---- refusals ----------------------------------------------------------------------------------
 
 
-CHANGES: dict[str, tuple[Callable[[Training], Any], str]] = {
-    "moved weight": (
-        lambda t: setattr(t.model[0].weight, "data", t.model[0].weight.data.clone()),
-        r"Linear\._parameters\['weight'\]",
-    ),
-    "frozen weight": (
-        lambda t: t.model[0].weight.requires_grad_(False),
-        r"Linear\._parameters\['weight'\]",
-    ),
-    "loaded optimizer": (
-        lambda t: t.optimizers[1].load_state_dict(t.optimizers[1].state_dict()),
-        r"AdamW\.param_groups",
-    ),
-    "other moment": (
+WEIGHT = "Linear._parameters['weight']"
+CHANGES: list[tuple[str, Callable[[Training], Any]]] = [
+    (WEIGHT, lambda t: setattr(t.model[0].weight, "data", t.model[0].weight.data.clone())),
+    (WEIGHT, lambda t: t.model[0].weight.requires_grad_(False)),
+    ("AdamW.param_groups", lambda t: t.optimizers[1].load_state_dict(t.optimizers[1].state_dict())),
+    (
+        "AdamW.state['exp_avg']",
         lambda t: t.optimizers[0].state[t.model[0].weight].update(exp_avg=torch.zeros(8, 4)),
-        r"AdamW\.state\['exp_avg'\]",
     ),
-    "other betas": (
+    (
+        "AdamW.param_groups[0]['betas']",
         lambda t: t.optimizers[0].param_groups[0].update(betas=(0.5, 0.99)),
-        r"AdamW\.param_groups\[0\]\['betas'\]",
     ),
-    "more parameters": (
+    (
+        "AdamW.param_groups",
         lambda t: t.optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))]}),
-        r"AdamW\.param_groups",
     ),
-    "other interval": (
-        lambda t: t.scaler.set_growth_interval(7),
-        r"GradScaler\['_growth_interval'\]",
-    ),
-    "other scale": (
-        lambda t: setattr(t.scaler, "_scale", t.scaler._scale.clone()),
-        r"GradScaler\['_scale'\]",
-    ),
-    "evaluation": (lambda t: t.model.eval(), r"Sequential\.training"),
-    "replaced layer": (lambda t: setattr(t.model, "2", nn.GELU()), r"Sequential\._modules\['2'\]"),
-    "other buffer": (
+    ("GradScaler['_growth_interval']", lambda t: t.scaler.set_growth_interval(7)),
+    ("GradScaler['_scale']", lambda t: setattr(t.scaler, "_scale", t.scaler._scale.clone())),
+    ("Sequential.training", lambda t: t.model.eval()),
+    ("Sequential._modules['2']", lambda t: setattr(t.model, "2", nn.GELU())),
+    (
+        "BatchNorm1d._buffers['running_mean']",
         lambda t: setattr(t.model[1], "running_mean", torch.zeros(8)),
-        r"BatchNorm1d\._buffers\['running_mean'\]",
     ),
-}
+]
 
 
 @every_device
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_a_replay_would_not_see(device: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "change"), CHANGES)
+def test_what_a_replay_would_not_see(
+    device: str, name: str, change: Callable[[Training], Any]
+) -> None:
     """A replay names the change since the capture, and changes nothing itself."""
     training, step = started(device)
-    change, named = CHANGES[name]
     with torch.device(device):
         change(training)
     before = training.state()
-    with pytest.raises(RuntimeError, match=f"make_graphed_step: {named} has changed since the c"):
+    text = f"make_graphed_step: {re.escape(name)} has changed since the c"
+    with pytest.raises(RuntimeError, match=text):
         step(*batch(device, 0))
     assert training.state() == before
     step.eager(*batch(device, 0))
@@ -456,23 +421,17 @@ def test_autocast_around_it(device: str) -> None:
 @every_device
 def test_a_scheduler_in_the_step(device: str) -> None:
     """A step that changes a learning rate is an error."""
-    model, optimizer = small(device)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-
-    def step_fn(x: Tensor) -> None:
-        model(x).sum().backward()
-        optimizer.step()
-        scheduler.step()
-
-    step = make_graphed_step(step_fn, modules=model, optimizers=optimizer)
+    training = Training(device)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(training.optimizers[0], 0.5)
+    training.at_the_end = lambda training, loss: scheduler.step()
     with pytest.raises(RuntimeError, match="let the scheduler step after the call"):
-        step(torch.ones(1, 2, device=device))
+        training.graphed()(*batch(device, 0))
 
 
 def test_no_optimizer() -> None:
     """The optimizers show the device."""
     with pytest.raises(ValueError, match="optimizers: expected parameters on one device, got none"):
-        Training("cpu").graphed(optimizers=[])
+        make_graphed_step(print, modules=[], optimizers=[])
 
 
 # ---- captures ----------------------------------------------------------------------------------
@@ -491,8 +450,7 @@ def counts_on_the_host(training: Training, loss: Tensor) -> None:
 
 
 def adds_state(training: Training, loss: Tensor) -> None:
-    param = training.model[0].weight
-    training.optimizers[0].state[param]["more"] = torch.zeros_like(param)
+    training.optimizers[0].state[training.model[0].weight]["more"] = loss
 
 
 @on_cuda
@@ -512,32 +470,21 @@ def test_a_capture_that_fails(
 ) -> None:
     """A capture that fails clears gradients, changes nothing else, and eager steps go on."""
     eager, graphed = Training(device), Training(device)
-    calls = [0]
-
-    def step_fn(*args: Any) -> tuple[Tensor, ...]:
-        results = graphed.step_fn(*args)
-        calls[0] += 1
-        if does in (counts, counts_on_the_host) or calls[0] == WARMUP + 1:
-            does(graphed, results[0])
-        return results
-
-    step = make_graphed_step(
-        step_fn,
-        modules=graphed.model,
-        optimizers=graphed.optimizers,
-        scaler=graphed.scaler,
-        warmup=WARMUP,
-    )
+    step = graphed.graphed()
+    is_counter = does in (counts, counts_on_the_host)
+    graphed.at_the_end = does if is_counter else None
     for number in range(WARMUP):
         step(*batch(device, number))
         eager.eager(*batch(device, number))
+    graphed.at_the_end = does
     before, stream = graphed.state(), torch.cuda.current_stream()
     with pytest.raises(RuntimeError, match=text):
         step(*batch(device, 50))
     assert torch.cuda.current_stream() == stream
     assert graphed.state() | {"grads": None} == before | {"grads": None}
     assert graphed.optimizers[0].param_groups[0].get("count") in (None, WARMUP)
-    if does not in (counts, counts_on_the_host):
+    if not is_counter:
+        graphed.at_the_end = None
         assert_same_steps(eager, graphed, step.eager, *(batch(device, n) for n in range(50, 53)))
 
 
@@ -582,25 +529,3 @@ def test_what_a_replay_asks_for(device: str, monkeypatch: pytest.MonkeyPatch) ->
     more = calls.counts()
     assert more["launch"] + more["copy"] == counts["launch"] + counts["copy"] + 2
     assert more["wait"] == 0
-
-
-@every_device
-@pytest.mark.parametrize("warmup", [0, 1])
-def test_argument_that_requires_grad_is_refused(device: str, warmup: int) -> None:
-    """A replay would fill no gradient of it; a step without the graph does."""
-    weight = nn.Parameter(torch.ones(2, device=device))
-    optimizer = torch.optim.SGD([weight], lr=LR)
-
-    def step_fn(x: Tensor, *, y: Tensor) -> None:
-        (x * y * weight).sum().backward()
-
-    step = make_graphed_step(step_fn, modules=[], optimizers=optimizer, warmup=warmup)
-    x = torch.ones(2, device=device)
-    leaf = x.clone().requires_grad_()
-    for name, x_, y_ in (("args[0]", leaf, x), ("kwargs['y']", x, leaf)):
-        with pytest.raises(ValueError) as caught:
-            step(x_, y=y_)
-        assert f"make_graphed_step: {name}: expected" in str(caught.value)
-        assert "got requires_grad=True" in str(caught.value)
-    step.eager(leaf, y=x)
-    assert leaf.grad is not None

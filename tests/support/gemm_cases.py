@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import reference
-from cases import KINDS, TRANSPOSES, assert_sum_near, unwritten
+from cases import KINDS, TRANSPOSES, assert_sum_near, integers, stored, unwritten
 from executors import Executor
 
 Leaves = dict[str, Tensor]
@@ -23,19 +23,22 @@ every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 every_kind = pytest.mark.parametrize("dtypes", KINDS, ids=lambda p: f"{p[0]}-{p[1]}")
 every_transpose = pytest.mark.parametrize("trans", TRANSPOSES, ids=["nn", "nt", "tn", "tt"])
 
-# Views of a larger tensor that the op writes to, as (its shape, the view).
-PLACES: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
-    "whole": ((3, 33, 50), lambda t: t),
-    "columns": ((3, 33, 70), lambda t: t[..., 7:57]),
-    "rows": ((3, 40, 50), lambda t: t[:, 5:38]),
-    "matrices": ((7, 33, 50), lambda t: t[1::2]),
-    "batches": ((3, 1, 33, 50), lambda t: t),
-}
 
-
-def logical(operand: Tensor, transposed: bool) -> Tensor:
-    """Return the matrix of an operand in float64."""
-    return operand.double().mT if transposed else operand.double()
+def product(
+    executor: Executor,
+    sizes: tuple[int, int, int],
+    dtypes: tuple[torch.dtype, torch.dtype],
+    trans: tuple[bool, bool] = (False, False),
+    layouts: Sequence[str] = ("contiguous", "contiguous"),
+    batches: Sequence[tuple[int, ...]] = ((), ()),
+) -> tuple[Tensor, Tensor, dict[str, bool], Tensor]:
+    """Return operands of integers, the options that transpose them, and their exact product."""
+    m, n, k = sizes
+    a = stored(integers((*batches[0], m, k), dtypes[0], executor.device), trans[0], layouts[0])
+    b = stored(integers((*batches[1], k, n), dtypes[1], executor.device), trans[1], layouts[1])
+    left = a.double().mT if trans[0] else a.double()
+    right = b.double().mT if trans[1] else b.double()
+    return a, b, {"trans_a": trans[0], "trans_b": trans[1]}, left @ right
 
 
 def gemm(executor: Executor, a: Tensor, b: Tensor, **options: Any) -> Tensor:
@@ -51,11 +54,7 @@ def gemm(executor: Executor, a: Tensor, b: Tensor, **options: Any) -> Tensor:
 
 def assert_near_oracle(executor: Executor, a: Tensor, b: Tensor, **options: Any) -> None:
     """Compare with the oracle, within the bound of `assert_sum_near`."""
-    assert_near(gemm(executor, a, b, **options), a, b, **options)
-
-
-def assert_near(actual: Tensor, a: Tensor, b: Tensor, **options: Any) -> None:
-    """Compare a result of gemm with the oracle."""
+    actual = gemm(executor, a, b, **options)
     options["out_dtype"] = torch.float64
     exact = reference.gemm(a, b, **options)
     for name, value in options.items():
