@@ -31,7 +31,6 @@ class Net(nn.Sequential):
         return y
 
 
-
 GIVERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "O1": lambda model: amp.initialize(model, verbosity=0),
     "mixed_float16": lambda model: apply_policy(model, "mixed_float16"),

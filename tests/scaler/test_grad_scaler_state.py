@@ -98,12 +98,6 @@ def test_duplicates_keep_options_and_counters(duplicate: Callable[[Any], Any]) -
         assert getattr(again, name) == getattr(scaler, name)
 
 
-def test_pickle_of_a_disabled_scaler() -> None:
-    scaler = pickle.loads(pickle.dumps(OURS("cpu", enabled=False)))
-    assert not scaler.is_enabled()
-    assert (scaler.state_dict(), scaler.get_scale(), scaler.get_skipped_steps()) == ({}, 1.0, 0)
-
-
 FAKE = FakeTensorMode().from_tensor(torch.ones(()))
 BAD_ENTRIES = [
     ("scale", -1e39),
