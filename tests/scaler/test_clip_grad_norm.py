@@ -59,7 +59,7 @@ def test_a_clipped_step(make: str, max_norm: Any, device: str, clip: Clip) -> No
             leaf([48.0], torch.float32 if device == "cuda" else torch.bfloat16, device),
         ]
     )
-    scaler = started(OURS, device=device)
+    scaler = started(OURS, device=device, growth_interval=1)
     norm = clip(scaler, optimizer, max_norm)
     assert plain(norm) == plain(torch.tensor(13.0))
     assert norm.device == scaler._scale.device
@@ -67,6 +67,8 @@ def test_a_clipped_step(make: str, max_norm: Any, device: str, clip: Clip) -> No
     step = 0.5 * min(1.0, float(max_norm) / 13.0)
     expected = [1.0 - step * grad for grad in (3.0, -4.0, 12.0)]
     assert [param.item() for param in params(optimizer)] == pytest.approx(expected, abs=2.0**-18)
+    scaler.update()
+    assert scaler.get_scale() == 8.0
 
 
 @pytest.mark.parametrize("make", STEP_CLIPS)
