@@ -32,7 +32,6 @@ from twins import (
     started,
 )
 
-
 # test_grad_scaler_machine.py has the errors of an order of calls.
 ERRORS: dict[str, Callable[[ScalerClass], Any]] = {
     "check without scale": lambda s: s("cpu")._check_inf_per_device(sgd(leaf(1.0))),
