@@ -174,7 +174,7 @@ def test_results_have_the_form_of_arguments() -> None:
 @pytest.mark.parametrize("opt_level", ["O1", "O2"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_schedulers_see_steps(opt_level: str, when: str) -> None:
-    """A scheduler made before or after initialize gives no warning, also where O2 changes classes."""
+    """A scheduler from before or after initialize gives no warning, even if O2 changes a class."""
     model, optimizer = new()
     make = torch.optim.lr_scheduler.StepLR
     scheduler = make(optimizer, 2) if when == "before" else None

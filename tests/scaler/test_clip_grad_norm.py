@@ -23,6 +23,7 @@ from twins import (
     after_unscale,
     at_once,
     clip_as_torch,
+    finish,
     grads,
     leaf,
     params,
@@ -155,8 +156,7 @@ def test_norms_of_other_orders(make: str, norm_type: Any, alone: bool) -> None:
     norm = scaler.clip_grad_norm_(params(ours) if alone else ours, 2.0, norm_type)
     assert plain(norm) == plain(clip_as_torch(params(theirs), 2.0, norm_type=norm_type))
     assert plain(grads(ours)) == plain(grads(theirs))
-    scaler.step(ours)
-    scaler.update()
+    finish(scaler, ours)
     assert plain(params(ours)[0]) == plain(1.0 - 0.5 * grads(theirs)[0])
 
 
@@ -177,9 +177,7 @@ def test_parameters_of_several_optimizers_have_one_norm(make: str, bad: bool) ->
         scaler.unscale_(second)
     norm = scaler.clip_grad_norm_(weights, half(13.0))
     assert math.isinf(norm) if bad else norm.item() == 13.0
-    for optimizer in (first, second):
-        scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, first, second)
     assert (scaler.step_was_skipped, scaler.get_scale()) == (bad, 2.0 if bad else 4.0)
     after = [weight.tolist() for weight in weights]
     assert after == ([[1.0, 1.0], [1.0], [1.0]] if bad else [[0.25, 0.0], [-2.0], [1.0]])
@@ -196,8 +194,7 @@ def test_parameters_in_parts(make: str, bad: int | None) -> None:
     parts = zip(weights, (5.0, 12.0), strict=False)
     norms = [scaler.clip_grad_norm_(part, half(norm)).item() for part, norm in parts]
     assert norms == [math.inf if bad == 0 else 5.0, 12.0]
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert scaler.step_was_skipped == (bad is not None)
     if bad is None:
         assert grads(optimizer)[2].item() == 1.0
@@ -259,8 +256,7 @@ def test_norm_of_parameters_above_the_limit_skips_after_a_second_clip(make: str)
     scaler = started(OURS, skip_above_norm=1.0)
     scaler.clip_grad_norm_(params(optimizer)[:1], 0.5)
     scaler.clip_grad_norm_(optimizer, 0.5)
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert [param.item() for param in params(optimizer)] == [1.0, 1.0]
     assert scaler.step_was_skipped
 
@@ -270,8 +266,7 @@ def test_parameters_are_not_kept() -> None:
     optimizer = sgd(param)
     scaler.scale(param.sum()).backward()
     scaler.clip_grad_norm_([param], 1.0)
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     seen = weakref.ref(param)
     del param, optimizer
     gc.collect()
@@ -288,8 +283,7 @@ def test_overflow_of_gradients_that_are_dropped_afterwards(allow_no_grads: bool)
     scaler.unscale_(optimizer)
     optimizer.zero_grad()
     scaler.clip_grad_norm_(optimizer, 1.0)
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert (scaler.step_was_skipped, scaler.get_scale()) == (True, 2.0)
 
 
@@ -310,8 +304,7 @@ def test_second_check_after_a_clip_keeps_the_overflow() -> None:
     scaler.clip_grad_norm_(optimizer, 1.0)
     grads(optimizer)[0].nan_to_num_(posinf=0.0)
     scaler._check_inf_per_device(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert params(optimizer)[0].tolist() == [1.0, 1.0]
     assert scaler.step_was_skipped
 
@@ -339,8 +332,7 @@ def test_error_if_nonfinite_changes_nothing(unscale_first: bool) -> None:
     ):
         scaler.clip_grad_norm_(optimizer, 1.0, error_if_nonfinite=True)
     assert plain(state) == before
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert scaler.step_was_skipped
 
 

@@ -22,6 +22,7 @@ from twins import (
     THEIRS,
     ScalerClass,
     Wrapped,
+    finish,
     found_inf,
     grads,
     leaf,
@@ -224,8 +225,7 @@ def test_one_bad_gradient_stops_all(
 
     optimizer.param_groups.remove(bad_group)
     scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert good[0].grad.tolist() == [1.0, 2.0]
 
 

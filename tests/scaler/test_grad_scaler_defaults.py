@@ -20,6 +20,7 @@ from twins import (
     after_unscale,
     at_once,
     by_parameters,
+    finish,
     leaf,
     params,
     plain,
@@ -59,8 +60,7 @@ def test_steps(in_both: Any, kind: str, clip: Any, device: str) -> None:
             for param in params(optimizer):
                 param.grad = torch.tensor([value, 2.0], dtype=torch.float32, device=device)
             norm = clip and clip(scaler, optimizer, 1.0)
-            scaler.step(optimizer)
-            scaler.update()
+            finish(scaler, optimizer)
             report, skipped = str(scaler.overflow_report()), scaler.step_was_skipped
             seen.append((norm, report, skipped, params(optimizer)[0].clone(), scaler.state_dict()))
         scaler.update(8.0)

@@ -12,7 +12,17 @@ import pytest
 import torch
 
 from cases import unwritten
-from twins import KINDS, OURS, every_kind, grads, leaf, params, sgd, started
+from twins import (
+    KINDS,
+    OURS,
+    every_kind,
+    finish,
+    grads,
+    leaf,
+    params,
+    sgd,
+    started,
+)
 
 
 def run_steps(scaler: Any, *values: float, max_norm: float | None = None) -> None:
@@ -21,8 +31,7 @@ def run_steps(scaler: Any, *values: float, max_norm: float | None = None) -> Non
         optimizer = sgd(leaf([value], device=scaler._device))
         if max_norm is not None:
             scaler.clip_grad_norm_(optimizer, max_norm)
-        scaler.step(optimizer)
-        scaler.update()
+        finish(scaler, optimizer)
 
 
 def scales_after(scaler: Any, values: list[float]) -> list[float]:
@@ -40,14 +49,11 @@ def test_optimizer_without_gradients_is_accepted_when_allowed(kind: str) -> None
     scaler = started(OURS, allow_no_grads=True, growth_interval=1)
     idle = KINDS[kind]([torch.ones(2)], lr=0.5)
     scaler.unscale_(idle)
-    scaler.step(idle)
-    scaler.update()
+    finish(scaler, idle)
     assert (scaler.get_scale(), scaler.step_was_skipped) == (8.0, False)
 
     busy = sgd(leaf(math.inf))
-    scaler.step(idle)
-    scaler.step(busy)
-    scaler.update()
+    finish(scaler, idle, busy)
     assert (scaler.get_scale(), scaler.step_was_skipped) == (4.0, True)
 
 
@@ -127,8 +133,7 @@ def test_too_many_skips_in_a_row(read: str) -> None:
     for good in ([1.0], [], []):
         optimizer = sgd(leaf([math.inf, 1.0]))
         optimizer.param_groups[0]["param_names"] = ["head.weight"]
-        scaler.step(optimizer)
-        scaler.update()
+        finish(scaler, optimizer)
         text = r"last 3 steps have been skipped.*max_consecutive_skips=3(.|\n)*head\.weight: 1 inf"
         with pytest.raises(RuntimeError, match=text):
             read_it()
@@ -176,8 +181,7 @@ def test_a_norm_above_the_limit_skips(unscale_first: bool, kind: str) -> None:
             scaler.unscale_(optimizer)
         scaler.clip_grad_norm_(optimizer, 1.0)
         assert scaler.get_scale() == scale
-        scaler.step(optimizer)
-        scaler.update()
+        finish(scaler, optimizer)
         skipped = params(optimizer)[0].item() == 1.0
         seen.append((skipped, scaler.step_was_skipped, scaler.get_skipped_steps()))
     assert seen == [(False, False, 0), (True, True, 1), (True, True, 2), (False, False, 2)]
@@ -203,8 +207,7 @@ def test_a_scale_that_is_not_dynamic(kind: str) -> None:
     for value, skipped in ((1.0, False), (math.nan, True), (1.0, False)):
         optimizer = KINDS[kind]([leaf([value], torch.bfloat16)], lr=0.5)
         with unwritten(grads(optimizer)):  # the factor is 1
-            scaler.step(optimizer)
-        scaler.update()
+            finish(scaler, optimizer)
         assert (scaler.step_was_skipped, scaler.get_scale()) == (skipped, 1.0)
         assert (params(optimizer)[0].item() == 1.0) == skipped
     assert scaler.get_skipped_steps() == 1

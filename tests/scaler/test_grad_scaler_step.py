@@ -31,6 +31,7 @@ from twins import (
     ScalerClass,
     StepsByScalars,
     at_once,
+    finish,
     grads,
     leaf,
     params,
@@ -195,8 +196,7 @@ def test_fused_step_with_momentum_may_be_skipped() -> None:
         scaler = started(OURS, growth_factor=2.0, backoff_factor=0.5)
         for value in values:
             param.grad = torch.full((4,), value * scaler.get_scale())
-            scaler.step(optimizer)
-            scaler.update()
+            finish(scaler, optimizer)
         return param
 
     # Momentum starts as a copy of the gradient, or as zero times 0.9 plus the gradient.
@@ -224,8 +224,7 @@ def test_a_flag_that_is_written_after_the_check(replaces: bool) -> None:
 @pytest.mark.parametrize("value", [4.0, math.inf], ids=str)
 def test_what_the_host_has_decided_it_knows_cuda(value: float) -> None:
     scaler, optimizer = started(OURS, device="cuda"), sgd(leaf([value], device="cuda"))
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     with recorder.recorded() as calls:
         assert scaler.step_was_skipped == math.isinf(value)
     assert not calls.all
@@ -245,8 +244,7 @@ def test_a_wrapper_is_not_handed_what_its_optimizer_reads() -> None:
         wrapper: Any = Wrapper(optimizer)
         if clips:
             scaler.clip_grad_norm_(wrapper, 2.0)
-        scaler.step(wrapper)
-        scaler.update()
+        finish(scaler, wrapper)
         assert params(optimizer)[0].tolist() == [0.5]
 
 
@@ -256,8 +254,7 @@ def test_an_attempt_that_failed_leaves_no_overflow() -> None:
     scaler.unscale_(bad)
     scaler._per_optimizer_states.clear()
     good = StepsByScalars([leaf([4.0])], lr=0.5)
-    scaler.step(good)
-    scaler.update()
+    finish(scaler, good)
     assert (scaler.get_scale(), scaler.step_was_skipped) == (4.0, False)
     assert good.seen.found_inf.item() == 0.0  # its memory serves every step
     assert good._step_scalars is None
@@ -273,8 +270,7 @@ def test_a_scale_that_was_replaced_is_used(shape: tuple[int, ...], how: str) -> 
     owner = scaler if how == "_scale" else scaler._scale
     setattr(owner, how.removeprefix("_scale."), torch.full(shape, 2.0))
     for grad in (2.0, 0.5):  # of the scale that was set, and of the one after
-        scaler.step(optimizer)
-        scaler.update()
+        finish(scaler, optimizer)
         assert grads(optimizer)[0].tolist() == [grad]
 
 
@@ -287,8 +283,7 @@ def test_gradients_that_are_repaired_after_unscaling(fused: bool) -> None:
         optimizer = torch.optim.AdamW([param], fused=fused)
         scaler.unscale_(optimizer)
         param.grad.nan_to_num_(posinf=0.0)
-        seen = [*scaler._check_inf_per_device(optimizer).values()], scaler.step(optimizer)
-        scaler.update()
+        seen = [*scaler._check_inf_per_device(optimizer).values()], finish(scaler, optimizer)
         return seen, param, scaler.get_scale()
 
     assert same_outcome(script)[1][2] == 4.0
@@ -300,8 +295,7 @@ def test_no_launch_makes_the_scalars_of_a_step() -> None:
     for fused in (False, True):
         optimizer = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=fused)
         with torch.profiler.profile() as profile:
-            scaler.step(optimizer)
-            scaler.update()
+            finish(scaler, optimizer)
         launches = {"aten::reciprocal", "aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
         assert not {event.key for event in profile.key_averages()} & launches
 
@@ -318,8 +312,7 @@ def test_states_that_other_code_has_made(pickled: bool, bad: bool) -> None:
         flags = {torch.device("cpu"): torch.ones(())}
         state = {"stage": OptState.UNSCALED, "found_inf_per_device": flags}
         scaler._per_optimizer_states[id(optimizer)] = state
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert (params(optimizer)[0].item(), scaler.step_was_skipped) == (1.0 if bad else 0.0, bad)
     assert scaler.overflow_report().examined == int(bad)
 
@@ -390,8 +383,7 @@ def test_a_watched_step_sees_unscaled_gradients(way: str, clips: bool) -> None:
             grads(optimizer)[0].fill_(value)
             if clips:
                 scaler.clip_grad_norm_(optimizer, 1.0)
-            scaler.step(optimizer)
-            scaler.update()
+            finish(scaler, optimizer)
     finally:
         if handle is not None:
             handle.remove()
@@ -511,8 +503,7 @@ def test_steps_that_kernels_do_not_serve(
                 scaler.unscale_(optimizer)
             elif way == "clip":
                 (at_once if cls is OURS else torchs_recipe)(scaler, optimizer, 1000.0)
-            scaler.step(optimizer)
-            scaler.update()
+            finish(scaler, optimizer)
             outcomes.append((single.tolist(), double.tolist(), scaler.get_scale()))
     assert outcomes[:5] == outcomes[5:]
 
@@ -530,8 +521,7 @@ def test_a_grad_scale_that_users_have_set(
         grads(optimizer)[0].fill_(8.0)
         if unscale_first:
             scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
+        finish(scaler, optimizer)
         assert params(optimizer)[0].tolist() == [expected]
 
 

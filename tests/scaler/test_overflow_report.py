@@ -12,21 +12,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from amp_ext.scaler import OverflowReport
-from twins import DEVICES, OURS, grads, leaf, params, sgd, sparse_leaf, started
+from twins import (
+    DEVICES,
+    OURS,
+    finish,
+    grads,
+    leaf,
+    params,
+    sgd,
+    sparse_leaf,
+    started,
+)
 
 INF, NAN = math.inf, math.nan
 NOTHING = OverflowReport()
 
 
-def close(scaler: Any, optimizer: Optimizer) -> None:
-    scaler.step(optimizer)
-    scaler.update()
-
-
 def overflowed(*leaves: Tensor, **options: Any) -> tuple[Any, Optimizer]:
     """Return a scaler and an optimizer after a skipped step."""
     scaler, optimizer = started(OURS, **options), sgd(*leaves)
-    close(scaler, optimizer)
+    finish(scaler, optimizer)
     return scaler, optimizer
 
 
@@ -61,7 +66,7 @@ def test_names_that_are_given() -> None:
     network.weight.grad, network.bias.grad = torch.tensor([[NAN]]), torch.tensor([INF])
     scaler.unscale_(optimizer)
     scaler.clip_grad_norm_(network.parameters(), 1.0)
-    close(scaler, optimizer)
+    finish(scaler, optimizer)
     assert names(scaler.overflow_report()) == ["own.weight", "own.bias"]
     for given in (network, network.named_parameters(), dict(network.named_parameters()).items()):
         assert names(scaler.overflow_report(given)) == ["weight", "bias"]
@@ -156,5 +161,5 @@ def test_optimizers_are_held_weakly_and_forgotten() -> None:
     gc.collect()
     assert scaler.overflow_report() == OverflowReport(overflow=True)
     for _ in range(2):
-        close(scaler, sgd(leaf(1.0)))
+        finish(scaler, sgd(leaf(1.0)))
     assert len(scaler._last_states) == 1
