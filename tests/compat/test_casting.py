@@ -135,18 +135,6 @@ def test_fused_layers_call_modules_with_casts() -> None:
 # ---- policies of Keras ---------------------------------------------------------------------------
 
 
-def test_bad_policies() -> None:
-    """A name that is no policy's is an error, and the module stays."""
-    module = nn.ReLU()
-    for name, text in (
-        ("float16", "got 'float16'. Variables stay float32: write 'mixed_float16'"),
-        (FP16, "one of 'float32', 'mixed_float16', 'mixed_bfloat16', got torch.float16"),
-    ):
-        with pytest.raises(ValueError, match=f"apply_policy: policy: .*{text}"):
-            apply_policy(module, name)
-        assert type(module) is nn.ReLU
-
-
 def types(model: nn.Module) -> list[torch.dtype]:
     """Return the dtypes of the layers' results, without a region and in one of bfloat16."""
     x = torch.ones(2, 4)
@@ -174,17 +162,20 @@ def test_a_modules_own_policy_wins() -> None:
     assert isinstance(model[0], nn.Linear)
 
 
-def test_modules_that_cannot_have_a_policy() -> None:
-    """Nothing of a model changes where one of its modules cannot have the policy."""
-    attention = nn.MultiheadAttention(4, 2)
-    for module, error, text, options in (
-        (3, TypeError, "expected a torch.nn.Module, got 3", {}),
-        (attention, ValueError, "reads the parameters of out_proj", {"only": nn.Linear}),
-        (nn.ReLU(), ValueError, "has no module of only=", {"only": nn.Conv2d}),
+def test_refused_policies() -> None:
+    """Nothing of a model changes where a name is no policy's, or a module cannot have it."""
+    attention, fp16 = nn.MultiheadAttention(4, 2), "mixed_float16"
+    names = "one of 'float32', 'mixed_float16', 'mixed_bfloat16', got torch.float16"
+    for module, policy, error, text, options in (
+        (nn.ReLU(), "float16", ValueError, "policy: .*Variables stay float32: write", {}),
+        (nn.ReLU(), FP16, ValueError, f"policy: expected {names}", {}),
+        (3, fp16, TypeError, "expected a torch.nn.Module, got 3", {}),
+        (attention, fp16, ValueError, "reads the parameters of out_proj", {"only": nn.Linear}),
+        (nn.ReLU(), fp16, ValueError, "has no module of only=", {"only": nn.Conv2d}),
     ):
         with pytest.raises(error, match=f"apply_policy: .*{text}"):
-            apply_policy(module, "mixed_float16", **options)
+            apply_policy(module, policy, **options)
     model = nn.Sequential(nn.Linear(4, 4), attention)
     with pytest.raises(ValueError, match="out_proj"):
-        apply_policy(model, "mixed_float16", only=nn.Linear)
+        apply_policy(model, fp16, only=nn.Linear)
     assert type(model[0]) is nn.Linear

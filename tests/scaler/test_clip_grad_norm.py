@@ -163,22 +163,27 @@ def test_norms_of_other_orders(make: str, norm_type: Any, alone: bool) -> None:
 # ---- parameters ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("unscale_first", [False, True])
+@pytest.mark.parametrize("bad", ["", "inf", "norm"])
 @pytest.mark.parametrize("make", STEPPED)
-def test_parameters_of_several_optimizers_have_one_norm(make: str, bad: bool) -> None:
-    """Parameters of several optimizers have one norm, and no optimizer steps after an overflow.
+def test_parameters_of_several_optimizers_have_one_norm(
+    make: str, bad: str, unscale_first: bool
+) -> None:
+    """Parameters of several optimizers have one norm: 3, 4 and 12 have a norm of 13.
 
-    3, 4 and 12 have a norm of 13.
+    No optimizer steps after an overflow or with a norm above the limit, unscaled before or not.
     """
     first = STEPPED[make]([leaf([12.0, 16.0])])
-    second = STEPPED[make]([leaf([math.inf if bad else 48.0]), torch.ones(1)])
-    scaler, weights = started(OURS), [*params(first), *params(second)]
-    if make == "host":
-        scaler.unscale_(second)
+    second = STEPPED[make]([leaf([math.inf if bad == "inf" else 48.0]), torch.ones(1)])
+    scaler = started(OURS, skip_above_norm=12.5 if bad == "norm" else None)
+    weights = [*params(first), *params(second)]
+    if unscale_first:
+        scaler.unscale_(first)
     norm = scaler.clip_grad_norm_(weights, half(13.0))
-    assert math.isinf(norm) if bad else norm.item() == 13.0
+    assert norm.item() == (math.inf if bad == "inf" else 13.0)
     finish(scaler, first, second)
-    assert (scaler.step_was_skipped, scaler.get_scale()) == (bad, 2.0 if bad else 4.0)
+    assert scaler.step_was_skipped == bool(bad)
+    assert scaler.get_scale() == (2.0 if bad == "inf" else 4.0)
     after = [weight.tolist() for weight in weights]
     assert after == ([[1.0, 1.0], [1.0], [1.0]] if bad else [[0.25, 0.0], [-2.0], [1.0]])
 
@@ -233,20 +238,6 @@ def test_gradients_that_come_after_a_clip_of_parameters_are_unscaled(again: bool
         assert scaler.clip_grad_norm_([first, second], math.inf).item() == 5.0
     scaler.step(optimizer)
     assert grads(optimizer)[0].tolist() == [4.0]
-
-
-@pytest.mark.parametrize("is_finite", [True, False])
-def test_a_clip_of_parameters_skips_a_step_unscaled_before(is_finite: bool) -> None:
-    """A norm that is infinite or above the limit skips the steps of all optimizers in it."""
-    first, second = sgd(leaf([12.0, 16.0])), sgd(leaf([48.0]))
-    scaler = started(OURS, skip_above_norm=12.5)
-    if not is_finite:
-        grads(second)[0].fill_(math.inf)
-    scaler.unscale_(first)
-    norm = scaler.clip_grad_norm_([*params(first), *params(second)], 1.0)
-    assert norm.item() == (13.0 if is_finite else math.inf)
-    scaler.step(first)
-    assert params(first)[0].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("make", STEPPED)
