@@ -62,10 +62,12 @@ class TakesKeyword(torch.optim.SGD):
     _step_supports_amp_scaling = True
 
     def step(self, closure: Any = None, *, grad_scaler: Any = None, **options: Any) -> Any:
-        assert not hasattr(self, "grad_scale")
-        assert not hasattr(self, "found_inf")
-        self.given = grad_scaler
-        return closure, options
+        if grad_scaler is None:
+            return closure, options
+        grad_scaler.unscale_(self)
+        found_inf = grad_scaler._found_inf_per_device(self)
+        assert not hasattr(self, "grad_scale") and not hasattr(self, "found_inf")
+        return plain([found_inf, grads(self), grad_scaler._get_scale_async()])
 
 
 def optimizer_of(cls: type[torch.optim.SGD], grad: Any = (4.0, 8.0)) -> Any:
@@ -128,32 +130,19 @@ def test_failing_step_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scaler.step(optimizer)[0] == plain([torch.tensor(4.0), torch.tensor(0.0)])
 
 
-def test_grad_scaler_keyword_drives_the_scaler_itself() -> None:
-    class Drives(TakesKeyword):
-        def step(self, closure: Any = None, *, grad_scaler: Any = None) -> Any:
-            grad_scaler.unscale_(self)
-            found_inf = grad_scaler._found_inf_per_device(self)
-            return plain([found_inf, grads(self), grad_scaler._get_scale_async()])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("has_scheduler", [False, True])
+@pytest.mark.parametrize("cls", [TakesAttributes, TakesKeyword])
+def test_protocols(cls: type[torch.optim.SGD], has_scheduler: bool) -> None:
+    """Optimizers take attributes or drive the scaler, below a scheduler's wrapper too."""
 
     def script(scaler_class: ScalerClass) -> Any:
-        optimizer, scaler = optimizer_of(Drives, (4.0, math.nan)), started(scaler_class)
-        with pytest.warns(FutureWarning):
-            seen = [scaler.step(optimizer), state_of(scaler, [optimizer])]
+        optimizer, scaler = optimizer_of(cls, (4.0, math.nan)), started(scaler_class)
+        if has_scheduler:
+            StepLR(optimizer, 1)
+        seen = [scaler.step(optimizer), state_of(scaler, [optimizer])]
         scaler.update()
         return seen, scaler.get_scale()
-
-    assert same_outcome(script)[0] == "returned"
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("cls", [TakesAttributes, TakesKeyword])
-def test_step_wrapped_by_a_scheduler(cls: type[torch.optim.SGD]) -> None:
-    """A learning-rate scheduler replaces optimizer.step by a wrapper of other parameters."""
-
-    def script(scaler_class: ScalerClass) -> Any:
-        optimizer = optimizer_of(cls)
-        StepLR(optimizer, 1)
-        return started(scaler_class).step(optimizer)
 
     assert same_outcome(script)[0] == "returned"
 
