@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,8 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-import amp_ext
+import amp_ext.optim
+from amp_ext.compat.apex import amp
 from ranks import DEVICE, Cases, needs_gloo, run
 from twins import OURS, started
 
@@ -69,9 +71,9 @@ def fsdp1(use_orig_params: bool, net: nn.Module, offload: bool = False) -> nn.Mo
 
 
 def fsdp2(net: nn.Module, mesh: Any = None) -> nn.Module:
-    for layer in (net.fc1, net.fc2, net.fc3):
+    for layer in (net.fc1, net.fc2, net.fc3, net):
         fully_shard(layer, mesh=mesh)
-    return fully_shard(net, mesh=mesh)
+    return net
 
 
 def hsdp(net: nn.Module) -> nn.Module:
@@ -89,17 +91,12 @@ WRAPPERS = {
 }
 
 
-def sgd(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, LR, momentum=0.5)
-
-
-def adamw(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, LR, fused=True)
-
-
-def our_adamw(params: Any) -> torch.optim.Optimizer:
-    return amp_ext.optim.AdamW(params, LR)
-
+OPTIMIZERS = {
+    "sgd": functools.partial(torch.optim.SGD, lr=LR, momentum=0.5),
+    "adamw": functools.partial(torch.optim.AdamW, lr=LR, fused=True),
+    "our_adamw": functools.partial(amp_ext.optim.AdamW, lr=LR),
+}
+sgd = OPTIMIZERS["sgd"]
 
 WAYS: dict[str, Callable[..., Any]] = {
     "step": lambda scaler, optimizer, net: None,
@@ -116,36 +113,26 @@ def first_grad(net: nn.Module) -> Tensor | None:
     return next((grad for grad in locals_ if grad.numel()), None)
 
 
-def counted(function: Callable[[], Any]) -> tuple[Any, int]:
-    """Return the result of a call, and the number of its communications."""
-    with CommDebugMode() as mode:
-        result = function()
-    return result, mode.get_total_counts()
-
-
 def steps(
-    net: nn.Module, make: Callable[..., Any], way: str, x: Tensor, share: float, overflow: Any
+    net: nn.Module, make: str, way: str, x: Tensor, share: float, spoils: bool
 ) -> tuple[list[Any], list[float], list[int]]:
-    """Run three steps, the second with an overflow; return each step's state, norms and number of
-    communications. The loss is this share of the sum of the outputs.
+    """Run three steps; return each step's state, norms and number of communications.
+
+    The loss is this share of the sum of the outputs. The second step may be spoilt here.
     """
-    optimizer = make(net.parameters())
+    optimizer = OPTIMIZERS[make](net.parameters())
     scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE)
     seen, norms, counts = [], [], []
     for step in range(3):
         optimizer.zero_grad()
         scaler.scale(net(x).float().sum() * share).backward()
-        if step == 1:
-            overflow(net)
-
-        def rest() -> Any:
+        if step == 1 and spoils:
+            first_grad(net).view(-1)[0] = torch.inf
+        with CommDebugMode() as mode:
             norm = WAYS[way](scaler, optimizer, net)
             scaler.step(optimizer)
             scaler.update()
-            return norm
-
-        norm, count = counted(rest)
-        counts.append(count)
+        counts.append(mode.get_total_counts())
         seen.append((scaler.get_scale(), scaler.step_was_skipped, scaler.get_skipped_steps()))
         if norm is not None:
             assert math.isfinite(norm) == (step != 1)
@@ -161,29 +148,19 @@ def whole_parameters(net: nn.Module) -> list[Tensor]:
     return [param.full_tensor() if hasattr(param, "full_tensor") else param for param in params]
 
 
-def trains_as_one(wrapper: str, make: Callable[..., Any], way: str) -> None:
+def trains_as_one(wrapper: str, make: str, way: str) -> None:
+    """An overflow in the shard of one process skips the step in all."""
     net, x = Net(), integers(8, 4)
     alone = copy.deepcopy(net)
     net = WRAPPERS[wrapper](net)
-
-    def overflow(net: nn.Module) -> None:
-        first_grad(net).view(-1)[0] = torch.inf
-
-    def overflow_somewhere(net: nn.Module) -> None:
-        """An overflow in the shard of one process skips the step in all; DDP's gradients are equal
-        everywhere.
-        """
-        if wrapper == "ddp" or rank() == world() - 1:
-            overflow(net)
-
-    own = x.chunk(world())[rank()]
-    seen, norms, counts = steps(net, make, way, own, 1.0, overflow_somewhere)
-    expected, expected_norms, _ = steps(alone, make, way, x, 1 / world(), overflow)
+    spoils = wrapper == "ddp" or rank() == world() - 1  # DDP's gradients are equal everywhere
+    seen, norms, counts = steps(net, make, way, x.chunk(world())[rank()], 1.0, spoils)
+    expected, expected_norms, _ = steps(alone, make, way, x, 1 / world(), True)
     assert seen == expected
     assert norms == pytest.approx(expected_norms, rel=2**-13)
     assert [skipped for _, skipped, _ in seen] == [False, True, False]
     assert counts == [0 if wrapper == "ddp" else 1] * 3
-    tolerance = 0.0 if make is sgd and not way.startswith("clip") else 2.0**-13
+    tolerance = 0.0 if make == "sgd" and not way.startswith("clip") else 2.0**-13
     for ours, theirs in zip(whole_parameters(net), whole_parameters(alone), strict=True):
         torch.testing.assert_close(ours.to(DEVICE), theirs, rtol=tolerance, atol=tolerance)
 
@@ -193,11 +170,11 @@ for wrapper in WRAPPERS:
         continue  # gloo would read CUDA tensors as if they were the CPU's
     if DEVICE == "cpu" and wrapper == "fsdp1_offload":
         continue  # from the CPU
-    programs = [(sgd, "step"), (sgd, "clip"), (our_adamw, "clip")]
+    programs = [("sgd", "step"), ("sgd", "clip"), ("our_adamw", "clip")]
     if wrapper in ("fsdp1_orig_params", "fsdp2"):
-        programs += [(sgd, "unscale"), (sgd, "clip_parameters"), (our_adamw, "step")]
+        programs += [("sgd", "unscale"), ("sgd", "clip_parameters"), ("our_adamw", "step")]
     if wrapper == "fsdp2":
-        programs += [(adamw, "step"), (adamw, "clip")]
+        programs += [("adamw", "step"), ("adamw", "clip")]
     for program in programs:
         CASES.add(trains_as_one, wrapper, *program)
 
@@ -219,10 +196,11 @@ def with_grads(grads: list[Tensor | None], like: list[Tensor]) -> torch.optim.Op
 def found(optimizer: torch.optim.Optimizer) -> tuple[list[float], int]:
     """Return the norm of a clip, whether the step is skipped, and the number of communications."""
     scaler = started(OURS, SCALE, device=DEVICE)
-    norm, count = counted(lambda: scaler.clip_grad_norm_(optimizer, 1e6))
+    with CommDebugMode() as mode:
+        norm = scaler.clip_grad_norm_(optimizer, 1e6)
     scaler.step(optimizer)
     scaler.update()
-    return [float(norm) * SCALE, scaler.step_was_skipped], count
+    return [float(norm) * SCALE, scaler.step_was_skipped], mode.get_total_counts()
 
 
 @CASES.add
@@ -316,16 +294,15 @@ def process_group() -> None:
         (first, inside, rank() == 1),
     ):
         scaler = started(OURS, SCALE, device=DEVICE, process_group=group)
-        _, count = counted(functools.partial(scaler.step, optimizer))
+        with CommDebugMode() as mode:
+            scaler.step(optimizer)
         scaler.update()
-        assert count == (group is not first or rank() == 0)
+        assert mode.get_total_counts() == (group is not first or rank() == 0)
         assert (scaler.step_was_skipped, scaler.get_scale()) == (skips, SCALE / (1 + skips))
 
-    scaler = amp_ext.GradScaler(
-        DEVICE, init_scale=SCALE, process_group=distributed.group.WORLD, skip_above_norm=3.0
-    )
+    everywhere = {"process_group": distributed.group.WORLD, "device": DEVICE}
+    scaler = started(OURS, SCALE, skip_above_norm=3.0, **everywhere)
     for largest, skips in ((4.0, True), (1.0, False)):
-        scaler.scale(torch.ones((), device=DEVICE))
         optimizer = with_grads([ones * SCALE * (largest if rank() == 1 else 1.0)], [ones])
         norm = scaler.clip_grad_norm_(optimizer, 100.0)
         assert norm == 2 * (largest if rank() == 1 else 1)
@@ -422,6 +399,44 @@ def fsdp1_without_shards() -> None:
         scaler.unscale_(optimizer)
         expected = torch.cat([grad.flatten() / SCALE for grad in before]).norm()
         torch.testing.assert_close(net.clip_grad_norm_(1.0), expected)
+
+
+# ---- Apex's amp ----------------------------------------------------------------------------------
+
+
+def train_by_apex(
+    model: nn.Module, data: list[Tensor], opt_level: str, bucket_view: bool | None
+) -> dict[str, Any]:
+    """Train with two losses a step, whose gradients add up; return the state of the scales."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = amp.initialize(model, optimizer, opt_level=opt_level, verbosity=0)
+    if bucket_view is not None:
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
+    for step in range(4):
+        optimizer.zero_grad()
+        for i, x in enumerate(data):
+            loss = model(x).square().mean()
+            if (step, i) == (2, 0) and (bucket_view is None or rank() == 1):
+                loss = loss * torch.inf
+            with amp.scale_loss(loss, optimizer) as scaled_loss:
+                scaled_loss.backward()
+        optimizer.step()
+    return amp.state_dict()
+
+
+def apex_trains_as_one(opt_level: str, bucket_view: bool) -> None:
+    """Ranks of the same data train bit for bit as one process, an overflow included."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).to(DEVICE)
+    alone, data = copy.deepcopy(model), [torch.randn(4, 8, device=DEVICE) for _ in range(2)]
+    state = train_by_apex(alone, data, opt_level, None)
+    assert state["loss_scaler0"] == {"loss_scale": 2.0**15, "unskipped": 3}
+    assert train_by_apex(model, data, opt_level, bucket_view) == state
+    for param, its in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(param, its)
+
+
+for options in itertools.product(("O1", "O2"), (False, True)):
+    CASES.add(apex_trains_as_one, *options)
 
 
 @pytest.fixture(scope="module")

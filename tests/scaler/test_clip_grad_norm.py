@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import re
 import weakref
 from functools import partial
 from typing import Any
@@ -23,8 +22,8 @@ from twins import (
     Wrapped,
     after_unscale,
     at_once,
-    by_parameters,
     clip_as_torch,
+    finish,
     grads,
     leaf,
     params,
@@ -61,7 +60,7 @@ def test_a_clipped_step(make: str, max_norm: Any, device: str, clip: Clip) -> No
             leaf([48.0], torch.float32 if device == "cuda" else torch.bfloat16, device),
         ]
     )
-    scaler = started(OURS, device=device)
+    scaler = started(OURS, device=device, growth_interval=1)
     norm = clip(scaler, optimizer, max_norm)
     assert plain(norm) == plain(torch.tensor(13.0))
     assert norm.device == scaler._scale.device
@@ -69,6 +68,8 @@ def test_a_clipped_step(make: str, max_norm: Any, device: str, clip: Clip) -> No
     step = 0.5 * min(1.0, float(max_norm) / 13.0)
     expected = [1.0 - step * grad for grad in (3.0, -4.0, 12.0)]
     assert [param.item() for param in params(optimizer)] == pytest.approx(expected, abs=2.0**-18)
+    scaler.update()
+    assert scaler.get_scale() == 8.0
 
 
 @pytest.mark.parametrize("make", STEP_CLIPS)
@@ -124,15 +125,11 @@ def test_tensor_subclass_gradients_take_torchs_way(clip: Clip) -> None:
     inner = torch.tensor([12.0, 16.0])
     param = Wrapped(torch.ones(2))
     param.grad = Wrapped(inner)
-    optimizer, scaler = sgd(leaf([48.0])), started(OURS)
+    optimizer = sgd(leaf([48.0]))
     optimizer.param_groups[0]["params"].append(param)
-    norm = clip(scaler, optimizer, 6.5)
-    assert norm.inner.item() == 13.0
+    assert clip(started(OURS), optimizer, 6.5).inner.item() == 13.0
     torch.testing.assert_close(inner, torch.tensor([1.5, 2.0]))
     torch.testing.assert_close(grads(optimizer)[0], torch.tensor([6.0]))
-    if clip is not by_parameters:
-        with pytest.raises(RuntimeError, match="already been called"):
-            scaler.clip_grad_norm_(optimizer, 1.0)
 
 
 def test_disabled_scaler_clips_as_torch() -> None:
@@ -141,7 +138,6 @@ def test_disabled_scaler_clips_as_torch() -> None:
     scaler = OURS("cpu", enabled=False)
     assert plain(scaler.clip_grad_norm_(ours, 1.0)) == plain(norm)
     assert plain(grads(ours)) == plain(grads(theirs))
-    scaler.clip_grad_norm_(ours, 1.0)
     grads(ours)[0].fill_(math.nan)
     with pytest.raises(RuntimeError, match="non-finite"):
         scaler.clip_grad_norm_(ours, 1.0, error_if_nonfinite=True)
@@ -160,37 +156,36 @@ def test_norms_of_other_orders(make: str, norm_type: Any, alone: bool) -> None:
     norm = scaler.clip_grad_norm_(params(ours) if alone else ours, 2.0, norm_type)
     assert plain(norm) == plain(clip_as_torch(params(theirs), 2.0, norm_type=norm_type))
     assert plain(grads(ours)) == plain(grads(theirs))
-    scaler.step(ours)
-    scaler.update()
+    finish(scaler, ours)
     assert plain(params(ours)[0]) == plain(1.0 - 0.5 * grads(theirs)[0])
 
 
 # ---- parameters ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("unscale_first", [False, True])
+@pytest.mark.parametrize("bad", ["", "inf", "norm"])
 @pytest.mark.parametrize("make", STEPPED)
-def test_parameters_of_several_optimizers_have_one_norm(make: str, bad: bool) -> None:
-    """Parameters of several optimizers have one norm, and no optimizer steps after an overflow.
+def test_parameters_of_several_optimizers_have_one_norm(
+    make: str, bad: str, unscale_first: bool
+) -> None:
+    """Parameters of several optimizers have one norm: 3, 4 and 12 have a norm of 13.
 
-    3, 4 and 12 have a norm of 13.
+    No optimizer steps after an overflow or with a norm above the limit, unscaled before or not.
     """
     first = STEPPED[make]([leaf([12.0, 16.0])])
-    second = STEPPED[make]([leaf([math.inf if bad else 48.0]), torch.ones(1)])
-    scaler = started(OURS)
-    if make == "host":
-        scaler.unscale_(second)
-    norm = scaler.clip_grad_norm_([*params(first), *params(second)], half(13.0))
-    assert math.isinf(norm) if bad else norm.item() == 13.0
-    for optimizer in (first, second):
-        scaler.step(optimizer)
-    after = [param.tolist() for param in (*params(first), *params(second))]
-    assert scaler.get_scale() == 4.0
-    scaler.update()
-    assert scaler.step_was_skipped == bad
-    assert scaler.get_scale() == (2.0 if bad else 4.0)
-    stepped = [[0.25, 0.0], [-2.0], [1.0]]
-    assert after == ([[1.0, 1.0], [1.0], [1.0]] if bad else stepped)
+    second = STEPPED[make]([leaf([math.inf if bad == "inf" else 48.0]), torch.ones(1)])
+    scaler = started(OURS, skip_above_norm=12.5 if bad == "norm" else None)
+    weights = [*params(first), *params(second)]
+    if unscale_first:
+        scaler.unscale_(first)
+    norm = scaler.clip_grad_norm_(weights, half(13.0))
+    assert norm.item() == (math.inf if bad == "inf" else 13.0)
+    finish(scaler, first, second)
+    assert scaler.step_was_skipped == bool(bad)
+    assert scaler.get_scale() == (2.0 if bad == "inf" else 4.0)
+    after = [weight.tolist() for weight in weights]
+    assert after == ([[1.0, 1.0], [1.0], [1.0]] if bad else [[0.25, 0.0], [-2.0], [1.0]])
 
 
 @pytest.mark.parametrize("bad", [None, 0, 2])
@@ -204,8 +199,7 @@ def test_parameters_in_parts(make: str, bad: int | None) -> None:
     parts = zip(weights, (5.0, 12.0), strict=False)
     norms = [scaler.clip_grad_norm_(part, half(norm)).item() for part, norm in parts]
     assert norms == [math.inf if bad == 0 else 5.0, 12.0]
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert scaler.step_was_skipped == (bad is not None)
     if bad is None:
         assert grads(optimizer)[2].item() == 1.0
@@ -215,18 +209,17 @@ def test_parameters_in_parts(make: str, bad: int | None) -> None:
         assert f"['params'][{bad}]: 1 inf" in str(scaler.overflow_report())
 
 
-@pytest.mark.parametrize("make", STEPPED)
-def test_unscale_and_clip_after_parameters(make: str) -> None:
-    optimizer = STEPPED[make]([leaf([12.0, 16.0]), leaf([48.0])])
-    scaler = started(OURS)
-    scaler.clip_grad_norm_(params(optimizer)[0], math.inf)
-    scaler.unscale_(optimizer)
-    assert grads(optimizer)[1].item() == 12.0
-    with pytest.raises(RuntimeError, match="already been called"):
+def test_unscale_and_clip_after_parameters() -> None:
+    for make in STEPPED.values():
+        optimizer, scaler = make([leaf([12.0, 16.0]), leaf([48.0])]), started(OURS)
+        scaler.clip_grad_norm_(params(optimizer)[0], math.inf)
         scaler.unscale_(optimizer)
-    assert scaler.clip_grad_norm_(optimizer, math.inf).item() == 13.0
-    scaler.step(optimizer)
-    assert params(optimizer)[1].item() == -5.0
+        assert grads(optimizer)[1].item() == 12.0
+        with pytest.raises(RuntimeError, match="already been called"):
+            scaler.unscale_(optimizer)
+        assert scaler.clip_grad_norm_(optimizer, math.inf).item() == 13.0
+        scaler.step(optimizer)
+        assert params(optimizer)[1].item() == -5.0
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -247,20 +240,6 @@ def test_gradients_that_come_after_a_clip_of_parameters_are_unscaled(again: bool
     assert grads(optimizer)[0].tolist() == [4.0]
 
 
-@pytest.mark.parametrize("is_finite", [True, False])
-def test_a_clip_of_parameters_skips_a_step_unscaled_before(is_finite: bool) -> None:
-    """A norm that is infinite or above the limit skips the steps of all optimizers in it."""
-    first, second = sgd(leaf([12.0, 16.0])), sgd(leaf([48.0]))
-    scaler = started(OURS, skip_above_norm=12.5)
-    if not is_finite:
-        grads(second)[0].fill_(math.inf)
-    scaler.unscale_(first)
-    norm = scaler.clip_grad_norm_([*params(first), *params(second)], 1.0)
-    assert norm.item() == (13.0 if is_finite else math.inf)
-    scaler.step(first)
-    assert params(first)[0].tolist() == [1.0, 1.0]
-
-
 @pytest.mark.parametrize("make", STEPPED)
 def test_norm_of_parameters_above_the_limit_skips_after_a_second_clip(make: str) -> None:
     """A clip of some parameters above skip_above_norm skips the step of all."""
@@ -268,8 +247,7 @@ def test_norm_of_parameters_above_the_limit_skips_after_a_second_clip(make: str)
     scaler = started(OURS, skip_above_norm=1.0)
     scaler.clip_grad_norm_(params(optimizer)[:1], 0.5)
     scaler.clip_grad_norm_(optimizer, 0.5)
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert [param.item() for param in params(optimizer)] == [1.0, 1.0]
     assert scaler.step_was_skipped
 
@@ -279,54 +257,35 @@ def test_parameters_are_not_kept() -> None:
     optimizer = sgd(param)
     scaler.scale(param.sum()).backward()
     scaler.clip_grad_norm_([param], 1.0)
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     seen = weakref.ref(param)
     del param, optimizer
     gc.collect()
     assert seen() is None
 
 
-def test_refused_parameters() -> None:
-    optimizer = STEP_CLIPS["amp_ext.optim"]([leaf([12.0, 16.0])])
-    scaler, model = started(OURS), torch.nn.Sequential(torch.nn.Linear(1, 1))
-    with unwritten(grads(optimizer)):
-        for wrong in (model[0], model, 1.0, [1.0], model.named_parameters()):
-            with pytest.raises((TypeError, AssertionError), match=r"not iterable|be torch\.Tensor"):
-                scaler.clip_grad_norm_(wrong, 1.0)
-        scaler.clip_grad_norm_(optimizer, 1.0)
-        with pytest.raises(RuntimeError, match="already been called"):
-            scaler.clip_grad_norm_(params(optimizer), 1.0)
-        scaler.step(optimizer)
-        with pytest.raises(RuntimeError, match=r"called after step\(\)"):
-            scaler.clip_grad_norm_(params(optimizer), 1.0)
-
-
 # ---- overflow ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"allow_no_grads": True}], ids=["", "allow_no_grads"])
-def test_overflow_of_gradients_that_are_dropped_afterwards(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("allow_no_grads", [False, True])
+def test_overflow_of_gradients_that_are_dropped_afterwards(allow_no_grads: bool) -> None:
     """An overflow seen by unscale_ counts after its gradients are dropped, as with torch's clip."""
-    optimizer, scaler = sgd(leaf([1.0, math.inf])), started(OURS, **options)
+    optimizer, scaler = sgd(leaf([math.inf])), started(OURS, allow_no_grads=allow_no_grads)
     scaler.unscale_(optimizer)
     optimizer.zero_grad()
     scaler.clip_grad_norm_(optimizer, 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.step_was_skipped
-    assert scaler.get_scale() == 2.0
+    finish(scaler, optimizer)
+    assert (scaler.step_was_skipped, scaler.get_scale()) == (True, 2.0)
 
 
 def test_flags_that_a_trainer_has_added_stay() -> None:
     """Flags added by a trainer stay, such as another rank's flag without gradients here."""
     optimizer, scaler = sgd(leaf([12.0, 16.0])), started(OURS)
     scaler.unscale_(optimizer)
-    elsewhere = torch.device("meta")
     found_infs = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-    found_infs[elsewhere] = torch.ones(())
+    found_infs[torch.device("meta")] = torch.ones(())
     scaler.clip_grad_norm_(optimizer, 1.0)
-    left = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    left = scaler._found_inf_per_device(optimizer)
     assert {device.type: flag.item() for device, flag in left.items()} == {"cpu": 0.0, "meta": 1.0}
 
 
@@ -336,8 +295,7 @@ def test_second_check_after_a_clip_keeps_the_overflow() -> None:
     scaler.clip_grad_norm_(optimizer, 1.0)
     grads(optimizer)[0].nan_to_num_(posinf=0.0)
     scaler._check_inf_per_device(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert params(optimizer)[0].tolist() == [1.0, 1.0]
     assert scaler.step_was_skipped
 
@@ -365,42 +323,54 @@ def test_error_if_nonfinite_changes_nothing(unscale_first: bool) -> None:
     ):
         scaler.clip_grad_norm_(optimizer, 1.0, error_if_nonfinite=True)
     assert plain(state) == before
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert scaler.step_was_skipped
 
 
 # ---- errors ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("make", ["host", "amp_ext.optim"])
 @pytest.mark.parametrize(
     ("calls", "text"),
     [
-        (["unscale_", "clip", "clip"], "clip_grad_norm_() has already been called on this"),
-        (["clip", "unscale_"], "unscale_() has already been called on this optimizer since the"),
-        (["clip", "step", "clip"], "clip_grad_norm_() is being called after step()."),
+        (["unscale_", "clip", "clip"], r"clip_grad_norm_\(\) has already been called on this"),
+        (["clip", "unscale_"], r"unscale_\(\) has already been called on this optimizer since"),
+        (["clip", "step", "clip"], r"clip_grad_norm_\(\) is being called after step"),
     ],
     ids=str,
 )
-def test_stages(calls: list[str], text: str) -> None:
-    scaler, optimizer = started(OURS), sgd(leaf([12.0, 16.0]))
+def test_stages(calls: list[str], text: str, make: str) -> None:
+    scaler, optimizer = started(OURS), STEPPED[make]([leaf([12.0, 16.0])])
     clip = partial(scaler.clip_grad_norm_, max_norm=1.0)
     *before, last = (clip if name == "clip" else getattr(scaler, name) for name in calls)
     for call in before:
         call(optimizer)
-    with unwritten(grads(optimizer)), pytest.raises(RuntimeError, match=re.escape(text)):
+    with unwritten(grads(optimizer)), pytest.raises(RuntimeError, match=text):
         last(optimizer)
+    if last is clip and make != "host":
+        with unwritten(grads(optimizer)), pytest.raises(RuntimeError, match=text):
+            clip(params(optimizer))
 
 
 def test_refused() -> None:
-    optimizer = sgd(leaf([12.0, 16.0]))
-    for scaler, max_norm, error, text in (
-        (OURS("cpu"), 1.0, AssertionError, "Attempted clip_grad_norm_ but _scale is None"),
-        (started(OURS), -1.0, ValueError, "not negative, got -1.0"),
-        (started(OURS), math.nan, ValueError, "not negative, got nan"),
+    optimizer, model = sgd(leaf([12.0, 16.0])), torch.nn.Sequential(torch.nn.Linear(1, 1))
+    not_iterable, no_tensor = (
+        (TypeError, "not iterable"),
+        ((TypeError, AssertionError), "be torch.Tensor"),
+    )
+    for scaler, target, max_norm, (error, text) in (
+        (OURS("cpu"), optimizer, 1.0, (AssertionError, "Attempted clip_grad_norm_ but _scale is")),
+        (started(OURS), optimizer, -1.0, (ValueError, "not negative, got -1.0")),
+        (started(OURS), optimizer, math.nan, (ValueError, "not negative, got nan")),
+        (started(OURS), model[0], 1.0, not_iterable),
+        (started(OURS), 1.0, 1.0, not_iterable),
+        (started(OURS), model, 1.0, no_tensor),
+        (started(OURS), [1.0], 1.0, no_tensor),
+        (started(OURS), model.named_parameters(), 1.0, no_tensor),
     ):
         with unwritten(grads(optimizer)), pytest.raises(error, match=text):
-            scaler.clip_grad_norm_(optimizer, max_norm)
+            scaler.clip_grad_norm_(target, max_norm)
 
 
 def test_a_norm_that_is_written_before_the_step() -> None:

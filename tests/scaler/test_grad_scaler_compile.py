@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,27 +16,19 @@ import amp_ext.optim
 import programs
 from twins import OURS, THEIRS, ScalerClass, at_once, plain, torchs_recipe
 
-STEPS = 4
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "fused": lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.5, fused=True),
-    "amp_ext": lambda params: amp_ext.optim.SGD(params, lr=0.5, momentum=0.5),
+    "fused": partial(torch.optim.SGD, lr=0.5, momentum=0.5, fused=True),
+    "amp_ext": partial(amp_ext.optim.SGD, lr=0.5, momentum=0.5),
 }
 
 
-@pytest.fixture(autouse=True)
-def _nothing_compiled() -> Iterator[None]:
+def trained(cls: ScalerClass, clips: bool, name: str, compiles: bool) -> tuple[Any, int]:
+    """Return losses, parameters and scale after steps with an overflow; and graph breaks."""
     torch._dynamo.reset()
     counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-def trained(cls: ScalerClass, clips: bool, make: Any, compiles: bool) -> Any:
-    """Parameters and scale after some steps, one of them with an overflow."""
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
-    params = list(model.parameters())
-    optimizer = make(params)
+    optimizer = OPTIMIZERS[name](model.parameters())
     scaler = cls("cpu", init_scale=4.0, growth_interval=2)
 
     def step(inputs: Tensor) -> Tensor:
@@ -49,27 +42,20 @@ def trained(cls: ScalerClass, clips: bool, make: Any, compiles: bool) -> Any:
 
     run = torch.compile(step, backend="eager") if compiles else step
     losses = []
-    for number in range(STEPS):
+    for value in (0.25, 0.25, float("inf"), 0.25):
         optimizer.zero_grad()
-        inputs = torch.full((2, 4), float("inf") if number == 2 else 0.25)
-        losses.append(run(inputs).detach())
-    return plain([losses, params, scaler.state_dict()])
+        losses.append(run(torch.full((2, 4), value)).detach())
+    result = plain([losses, list(model.parameters()), scaler.state_dict()])
+    return result, sum(counters["graph_break"].values())
 
 
 @pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_graph_breaks(name: str, clips: bool) -> None:
-    breaks = []
-    for cls in (THEIRS, OURS):
-        torch._dynamo.reset()
-        counters.clear()
-        result = trained(cls, clips, OPTIMIZERS[name], compiles=True)
-        breaks.append(sum(counters["graph_break"].values()))
-        if cls is OURS:
-            torch._dynamo.reset()
-            assert result == trained(cls, clips, OPTIMIZERS[name], compiles=False)
-    theirs, ours = breaks
-    assert 0 < ours <= theirs, dict(counters["graph_break"])
+    _, theirs = trained(THEIRS, clips, name, compiles=True)
+    result, ours = trained(OURS, clips, name, compiles=True)
+    assert 0 < ours <= theirs
+    assert result == trained(OURS, clips, name, compiles=False)[0]
 
 
 def test_the_compiler_is_not_imported() -> None:
@@ -89,6 +75,7 @@ def test_subclasses_are_traced() -> None:
         def scale(self, outputs: Any) -> Any:
             return outputs * 2.0
 
+    torch._dynamo.reset()
     scaler = Own("cpu")
     compiled = torch.compile(lambda x: scaler.scale(x), backend="eager", fullgraph=True)
     assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]

@@ -5,35 +5,28 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
 
 import amp_ext.optim
 from amp_ext import verify
 from twins import (
     DEVICES,
+    KINDS,
     OURS,
-    StepsByScalars,
     after_unscale,
     at_once,
     by_parameters,
+    finish,
     leaf,
     params,
     plain,
-    sgd,
     started,
 )
 
-KINDS: dict[str, Callable[[Tensor], Optimizer]] = {
-    "plain": sgd,
-    "fused": lambda param: torch.optim.AdamW([param], fused=True),
-    "scalars": lambda param: StepsByScalars([param], lr=0.5),
-    "amp_ext.optim": lambda param: amp_ext.optim.AdamW([param], amsgrad=True),
-}
 OPTIONS: dict[str, Any] = {"hysteresis": 2, "max_consecutive_skips": 9, "skip_above_norm": 30.0}
 
 
@@ -59,13 +52,15 @@ def in_both(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], A
 def test_steps(in_both: Any, kind: str, clip: Any, device: str) -> None:
     def train() -> Any:
         scaler, seen = started(OURS, growth_interval=2, device=device, **OPTIONS), []
-        optimizer = KINDS[kind](leaf([1.0, 2.0], device=device))
+        make = (
+            partial(amp_ext.optim.AdamW, amsgrad=True) if kind == "amp_ext.optim" else KINDS[kind]
+        )
+        optimizer = make([leaf([1.0, 2.0], device=device)], lr=0.5)
         for value in (1.0, math.inf, 2.0**20, math.nan, math.inf, 3.0, 4.0):
             for param in params(optimizer):
                 param.grad = torch.tensor([value, 2.0], dtype=torch.float32, device=device)
             norm = clip and clip(scaler, optimizer, 1.0)
-            scaler.step(optimizer)
-            scaler.update()
+            finish(scaler, optimizer)
             report, skipped = str(scaler.overflow_report()), scaler.step_was_skipped
             seen.append((norm, report, skipped, params(optimizer)[0].clone(), scaler.state_dict()))
         scaler.update(8.0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,17 @@ import pytest
 import torch
 
 from cases import unwritten
-from twins import KINDS, OURS, every_kind, grads, leaf, params, sgd, started
+from twins import (
+    KINDS,
+    OURS,
+    every_kind,
+    finish,
+    grads,
+    leaf,
+    params,
+    sgd,
+    started,
+)
 
 
 def run_steps(scaler: Any, *values: float, max_norm: float | None = None) -> None:
@@ -23,8 +31,7 @@ def run_steps(scaler: Any, *values: float, max_norm: float | None = None) -> Non
         optimizer = sgd(leaf([value], device=scaler._device))
         if max_norm is not None:
             scaler.clip_grad_norm_(optimizer, max_norm)
-        scaler.step(optimizer)
-        scaler.update()
+        finish(scaler, optimizer)
 
 
 def scales_after(scaler: Any, values: list[float]) -> list[float]:
@@ -42,14 +49,11 @@ def test_optimizer_without_gradients_is_accepted_when_allowed(kind: str) -> None
     scaler = started(OURS, allow_no_grads=True, growth_interval=1)
     idle = KINDS[kind]([torch.ones(2)], lr=0.5)
     scaler.unscale_(idle)
-    scaler.step(idle)
-    scaler.update()
+    finish(scaler, idle)
     assert (scaler.get_scale(), scaler.step_was_skipped) == (8.0, False)
 
     busy = sgd(leaf(math.inf))
-    scaler.step(idle)
-    scaler.step(busy)
-    scaler.update()
+    finish(scaler, idle, busy)
     assert (scaler.get_scale(), scaler.step_was_skipped) == (4.0, True)
 
 
@@ -73,16 +77,15 @@ def test_scale_options(options: dict[str, Any], values: list[float], scales: lis
     ("options", "text"),
     [
         ({"min_scale": -1.0}, "min_scale must be .* got -1.0"),
-        ({"min_scale": math.nan}, "min_scale must be .* got nan"),
         ({"min_scale": math.inf}, "min_scale must be .* got inf"),
+        ({"min_scale": math.nan}, "min_scale must be .* got nan"),
         ({"max_scale": 0.0}, "max_scale must be .* got 0.0"),
         ({"max_scale": math.nan}, "max_scale must be .* got nan"),
+        ({"skip_above_norm": 0.0}, "skip_above_norm must be positive, got 0.0"),
         ({"min_scale": 8.0, "max_scale": 4.0}, "min_scale must be .*max_scale, got 8.0 and 4.0"),
-        ({"hysteresis": 0}, "hysteresis must be .* got 0"),
         ({"hysteresis": 1.5}, "hysteresis must be .* got 1.5"),
         ({"hysteresis": 2**31}, "hysteresis must be .* got 2147483648"),
         ({"max_consecutive_skips": 0}, "max_consecutive_skips must be an integer from 1 .* got 0"),
-        ({"skip_above_norm": 0.0}, "skip_above_norm must be positive, got 0.0"),
         ({"skip_above_norm": math.nan}, "skip_above_norm must be positive, got nan"),
     ],
     ids=str,
@@ -93,12 +96,11 @@ def test_bad_options(options: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [2000.0, "3", None], ids=str)
-@pytest.mark.parametrize("later", [False, True])
-def test_a_growth_interval_that_is_no_integer(later: bool, value: Any) -> None:
-    text = f"GradScaler: growth_interval: expected an integer, got {value!r}. Convert it"
+def test_a_growth_interval_that_is_no_integer(value: Any) -> None:
     scaler = started(OURS)
-    with pytest.raises(TypeError, match=re.escape(text)):
-        scaler.set_growth_interval(value) if later else OURS("cpu", growth_interval=value)
+    for call in (scaler.set_growth_interval, lambda value: OURS("cpu", growth_interval=value)):
+        with pytest.raises(TypeError, match=f"growth_interval: expected an integer, got {value!r}"):
+            call(value)
     assert scaler.get_growth_interval() == 2000
 
 
@@ -113,32 +115,29 @@ def test_the_first_scale_in_inference_mode() -> None:
 
 # ---- too many in a row -------------------------------------------------------------------------
 
-READS: dict[str, Callable[[Any], Any]] = {
-    "step_was_skipped": lambda scaler: scaler.step_was_skipped,
-    "get_skipped_steps": lambda scaler: scaler.get_skipped_steps(),
-    "get_scale": lambda scaler: scaler.get_scale(),
-    "state_dict": lambda scaler: scaler.state_dict(),
-    "pickle": pickle.dumps,
-}
 
-
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize(
+    "read", ["step_was_skipped", "get_skipped_steps", "get_scale", "state_dict", "pickle"]
+)
 def test_too_many_skips_in_a_row(read: str) -> None:
     """Too many skips in a row raise once, at any read, and again for another run of skips."""
     scaler = started(OURS, 64.0, max_consecutive_skips=3)
+
+    def read_it() -> None:
+        value = pickle.dumps(scaler) if read == "pickle" else getattr(scaler, read)
+        if callable(value):
+            value()
+
     run_steps(scaler, math.inf, math.inf, 1.0, math.inf, math.inf)
-    READS[read](scaler)
+    read_it()
     for good in ([1.0], [], []):
         optimizer = sgd(leaf([math.inf, 1.0]))
         optimizer.param_groups[0]["param_names"] = ["head.weight"]
-        scaler.step(optimizer)
-        scaler.update()
-        text = (
-            r"the last 3 steps have been skipped.*max_consecutive_skips=3(.|\n)*head\.weight: 1 inf"
-        )
+        finish(scaler, optimizer)
+        text = r"last 3 steps have been skipped.*max_consecutive_skips=3(.|\n)*head\.weight: 1 inf"
         with pytest.raises(RuntimeError, match=text):
-            READS[read](scaler)
-        READS[read](scaler)
+            read_it()
+        read_it()
         run_steps(scaler, *good, math.inf, math.inf)
 
 
@@ -162,7 +161,6 @@ def test_a_skip_before_a_new_scale_counts_in_a_row() -> None:
     scaler.update(16.0)
     assert (scaler.step_was_skipped, scaler.get_skipped_steps()) == (True, 1)
     scaler.update(32.0)
-    assert scaler.get_scale() == 32.0
     run_steps(scaler, math.inf)
     with pytest.raises(RuntimeError, match="the last 2 steps have been skipped"):
         scaler.get_scale()
@@ -183,8 +181,7 @@ def test_a_norm_above_the_limit_skips(unscale_first: bool, kind: str) -> None:
             scaler.unscale_(optimizer)
         scaler.clip_grad_norm_(optimizer, 1.0)
         assert scaler.get_scale() == scale
-        scaler.step(optimizer)
-        scaler.update()
+        finish(scaler, optimizer)
         skipped = params(optimizer)[0].item() == 1.0
         seen.append((skipped, scaler.step_was_skipped, scaler.get_skipped_steps()))
     assert seen == [(False, False, 0), (True, True, 1), (True, True, 2), (False, False, 2)]
@@ -210,8 +207,7 @@ def test_a_scale_that_is_not_dynamic(kind: str) -> None:
     for value, skipped in ((1.0, False), (math.nan, True), (1.0, False)):
         optimizer = KINDS[kind]([leaf([value], torch.bfloat16)], lr=0.5)
         with unwritten(grads(optimizer)):  # the factor is 1
-            scaler.step(optimizer)
-        scaler.update()
+            finish(scaler, optimizer)
         assert (scaler.step_was_skipped, scaler.get_scale()) == (skipped, 1.0)
         assert (params(optimizer)[0].item() == 1.0) == skipped
     assert scaler.get_skipped_steps() == 1

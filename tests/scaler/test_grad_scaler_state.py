@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cases import through_a_file
-from twins import OURS, THEIRS, ScalerClass, leaf, plain, sgd, started
+from twins import OURS, THEIRS, ScalerClass, finish, leaf, plain, sgd, started
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -26,8 +26,7 @@ def trained(scaler_class: ScalerClass, **options: Any) -> Any:
     """Return a scaler after one good step and two overflows, the last ones in a row."""
     scaler = started(scaler_class, 64.0, growth_factor=3.0, growth_interval=5, **options)
     for value in (1.0, math.inf, math.nan, 1.0):
-        scaler.step(sgd(leaf(value)))
-        scaler.update()
+        finish(scaler, sgd(leaf(value)))
     return scaler
 
 
@@ -60,31 +59,17 @@ def test_distributed_checkpoint(tmp_path: Path) -> None:
     assert scaler.state_dict() == saved
 
 
-@pytest.mark.parametrize("into_started", [False, True], ids=["lazy", "started"])
-def test_counters_are_part_of_the_state(into_started: bool) -> None:
+def test_counters_are_part_of_the_state() -> None:
+    """A tracker that was saved for another hysteresis is not loaded."""
     scaler = trained(OURS, hysteresis=4)
-    scaler.step(sgd(leaf(math.inf)))
-    scaler.update()
-    assert (scaler.get_skipped_steps(), scaler.get_scale()) == (3, 64.0)
-
-    loaded = started(OURS, hysteresis=4) if into_started else OURS("cpu", hysteresis=4)
-    loaded.load_state_dict(scaler.state_dict())
-    assert loaded.state_dict() == scaler.state_dict()
-    for expected in (64.0, 64.0, 32.0):  # one of the four overflows has been tolerated already
-        loaded.scale(torch.ones(()))
-        loaded.step(sgd(leaf(math.inf)))
-        loaded.update()
-        assert loaded.get_scale() == expected
-    assert loaded.get_skipped_steps() == 6
-
-
-@pytest.mark.parametrize(("saved", "loaded"), [(1, 3), (5, 2)])
-def test_a_tracker_of_another_hysteresis_starts_anew(saved: int, loaded: int) -> None:
-    """A tracker saved for another hysteresis is not loaded."""
-    own = {"skipped_steps": 1, "hysteresis": saved, "hysteresis_tracker": 1}
-    scaler = started(OURS, hysteresis=loaded)
-    scaler.load_state_dict(started(OURS).state_dict() | {"amp_ext": own})
-    assert scaler._counters() == (1, loaded)
+    finish(scaler, sgd(leaf(math.inf)))  # one of the four overflows of a backoff
+    assert (scaler._counters(), scaler.get_scale()) == ((3, 3), 64.0)
+    for hysteresis, tracker in ((4, 3), (5, 5), (2, 2)):
+        for loaded in (OURS("cpu", hysteresis=hysteresis), started(OURS, hysteresis=hysteresis)):
+            loaded.load_state_dict(scaler.state_dict())
+            loaded.scale(torch.ones(()))
+            assert loaded._counters() == (3, tracker)
+            assert (loaded.state_dict() == scaler.state_dict()) == (hysteresis == 4)
 
 
 @pytest.mark.parametrize("duplicate", [lambda s: pickle.loads(pickle.dumps(s)), copy.deepcopy])
@@ -96,12 +81,6 @@ def test_duplicates_keep_options_and_counters(duplicate: Callable[[Any], Any]) -
     assert again.get_skipped_steps() == 2
     for name in ("_hysteresis", "_min_scale", "_max_scale", "_allow_no_grads"):
         assert getattr(again, name) == getattr(scaler, name)
-
-
-def test_pickle_of_a_disabled_scaler() -> None:
-    scaler = pickle.loads(pickle.dumps(OURS("cpu", enabled=False)))
-    assert not scaler.is_enabled()
-    assert (scaler.state_dict(), scaler.get_scale(), scaler.get_skipped_steps()) == ({}, 1.0, 0)
 
 
 FAKE = FakeTensorMode().from_tensor(torch.ones(()))

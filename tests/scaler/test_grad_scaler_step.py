@@ -1,25 +1,37 @@
-"""Test GradScaler.step and the optimizer: amp protocols, closures, arguments, devices."""
+"""Test GradScaler.step: who unscales, clips and skips, amp protocols, closures, devices."""
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
-import warnings
 from collections import defaultdict
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import amp_ext.optim
+from amp_ext.optim.lr_scheduler import SkipAware
+from amp_ext.scaler.optimizers import Handover, handover_of
+from cases import unwritten
 from fake_cuda import recorder
 from twins import (
     OURS,
     THEIRS,
     ScalerClass,
     StepsByScalars,
+    at_once,
+    finish,
     grads,
     leaf,
     params,
@@ -28,7 +40,10 @@ from twins import (
     sgd,
     started,
     state_of,
+    torchs_recipe,
 )
+
+every_scaler = pytest.mark.parametrize("scaler_class", [OURS, THEIRS], ids=["ours", "torch's"])
 
 
 class TakesAttributes(torch.optim.SGD):
@@ -47,10 +62,12 @@ class TakesKeyword(torch.optim.SGD):
     _step_supports_amp_scaling = True
 
     def step(self, closure: Any = None, *, grad_scaler: Any = None, **options: Any) -> Any:
-        assert not hasattr(self, "grad_scale")
-        assert not hasattr(self, "found_inf")
-        self.given = grad_scaler
-        return closure, options
+        if grad_scaler is None:
+            return closure, options
+        grad_scaler.unscale_(self)
+        found_inf = grad_scaler._found_inf_per_device(self)
+        assert not hasattr(self, "grad_scale") and not hasattr(self, "found_inf")
+        return plain([found_inf, grads(self), grad_scaler._get_scale_async()])
 
 
 def optimizer_of(cls: type[torch.optim.SGD], grad: Any = (4.0, 8.0)) -> Any:
@@ -102,72 +119,47 @@ def test_gradients_that_come_too_late(fused: bool) -> None:
         assert param.tolist() == [1.0, 1.0]
 
 
-def test_failing_step_can_be_repeated() -> None:
+def test_failing_step_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception in the optimizer's step leaves neither stage nor attributes behind."""
-
-    class FailsOnce(TakesAttributes):
-        def step(self, closure: Any = None) -> Any:
-            self.calls = getattr(self, "calls", 0) + 1
-            if self.calls == 1:
-                raise ValueError("once")
-            return super().step(closure)
-
-    optimizer, scaler = optimizer_of(FailsOnce), started(OURS)
-    with pytest.raises(ValueError, match="once"):
+    optimizer, scaler = optimizer_of(TakesAttributes), started(OURS)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(TakesAttributes, "step", lambda self: 1 / 0)
         scaler.step(optimizer)
     assert not hasattr(optimizer, "found_inf")
     assert scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
     assert scaler.step(optimizer)[0] == plain([torch.tensor(4.0), torch.tensor(0.0)])
 
 
-def test_grad_scaler_keyword_drives_the_scaler_itself() -> None:
-    class Drives(TakesKeyword):
-        def step(self, closure: Any = None, *, grad_scaler: Any = None) -> Any:
-            grad_scaler.unscale_(self)
-            found_inf = grad_scaler._found_inf_per_device(self)
-            return plain([found_inf, grads(self), grad_scaler._get_scale_async()])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("has_scheduler", [False, True])
+@pytest.mark.parametrize("cls", [TakesAttributes, TakesKeyword])
+def test_protocols(cls: type[torch.optim.SGD], has_scheduler: bool) -> None:
+    """Optimizers take attributes or drive the scaler, below a scheduler's wrapper too."""
 
     def script(scaler_class: ScalerClass) -> Any:
-        optimizer, scaler = optimizer_of(Drives, (4.0, math.nan)), started(scaler_class)
-        with pytest.warns(FutureWarning):
-            seen = [scaler.step(optimizer), state_of(scaler, [optimizer])]
+        optimizer, scaler = optimizer_of(cls, (4.0, math.nan)), started(scaler_class)
+        if has_scheduler:
+            StepLR(optimizer, 1)
+        seen = [scaler.step(optimizer), state_of(scaler, [optimizer])]
         scaler.update()
         return seen, scaler.get_scale()
 
     assert same_outcome(script)[0] == "returned"
 
 
-@pytest.mark.parametrize("cls", [TakesAttributes, TakesKeyword])
-def test_step_wrapped_by_a_scheduler(cls: type[torch.optim.SGD]) -> None:
-    """A learning-rate scheduler replaces optimizer.step by a wrapper of other parameters."""
-
-    def script(scaler_class: ScalerClass) -> Any:
-        optimizer, scaler = optimizer_of(cls), started(scaler_class)
-        torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            result = scaler.step(optimizer)
-        return result, [str(w.message) for w in caught]
-
-    assert same_outcome(script)[0] == "returned"
-
-
-@pytest.mark.parametrize(("closure", "result"), [(None, None), (lambda: 7.0, 7.0)])
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("make", [torch.optim.SGD, amp_ext.optim.SGD])
-def test_positional_closure(make: Any, fused: bool, closure: Any, result: float | None) -> None:
+def test_positional_closure(make: Any, fused: bool) -> None:
     """A closure by position is called; Accelerate passes None there."""
-    optimizer = make([leaf([4.0, 8.0])], lr=0.5, fused=fused)
-    assert started(OURS).step(optimizer, closure) == result
-    assert params(optimizer)[0].tolist() == [0.5, 0.0]
+    for closure, result in ((None, None), (lambda: 7.0, 7.0)):
+        optimizer = make([leaf([4.0, 8.0])], lr=0.5, fused=fused)
+        assert started(OURS).step(optimizer, closure) == result
+        assert params(optimizer)[0].tolist() == [0.5, 0.0]
 
 
 def test_disabled_scaler_passes_everything_on() -> None:
-    """A disabled scaler passes arguments on, and has no overflow to report."""
     optimizer, scaler = optimizer_of(TakesKeyword, math.inf), OURS("cpu", enabled=False)
     assert scaler.step(optimizer, 5, extra=1) == (5, {"extra": 1})
-    scaler.update()
-    assert str(scaler.overflow_report()) == "No overflow."
 
 
 @pytest.mark.parametrize("flags", [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)], ids=str)
@@ -184,16 +176,6 @@ def test_found_inf_of_several_devices_is_never_more_than_one(flags: tuple[float,
     assert scaler.get_scale() == (2.0 if any(flags) else 4.0)
 
 
-def test_update_leaves_found_inf_alone() -> None:
-    """update() leaves each found_inf unchanged, while torch adds them up in the first one."""
-    scaler, optimizers = started(OURS), [sgd(leaf(math.inf)), sgd(leaf(math.inf))]
-    for optimizer in optimizers:
-        scaler.unscale_(optimizer)
-    held = [scaler._found_inf_per_device(optimizer) for optimizer in optimizers]
-    scaler.update()
-    assert [list(found.values()) for found in held] == [[1.0], [1.0]]
-
-
 def test_fused_step_with_momentum_may_be_skipped() -> None:
     """A skip keeps momentum; torch would read uninitialised memory after a skipped first step."""
 
@@ -203,8 +185,7 @@ def test_fused_step_with_momentum_may_be_skipped() -> None:
         scaler = started(OURS, growth_factor=2.0, backoff_factor=0.5)
         for value in values:
             param.grad = torch.full((4,), value * scaler.get_scale())
-            scaler.step(optimizer)
-            scaler.update()
+            finish(scaler, optimizer)
         return param
 
     # Momentum starts as a copy of the gradient, or as zero times 0.9 plus the gradient.
@@ -212,17 +193,17 @@ def test_fused_step_with_momentum_may_be_skipped() -> None:
         assert torch.equal(trained(values), trained([1.0, 2.0]))
 
 
-@pytest.mark.parametrize("how", ["fill_", "data", "replaced"])
-def test_a_flag_that_is_written_after_the_check(how: str) -> None:
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_flag_that_is_written_after_the_check(replaces: bool) -> None:
     """A flag written after the check is honoured: trainers write it to skip on all ranks."""
     optimizer, scaler = sgd(leaf([4.0])), started(OURS)
     scaler.unscale_(optimizer)
     found_infs = scaler._found_inf_per_device(optimizer)
     [(device, found_inf)] = found_infs.items()
-    if how == "replaced":
+    if replaces:
         found_infs[device] = torch.ones_like(found_inf)
     else:
-        (found_inf if how == "fill_" else found_inf.data).fill_(1.0)
+        found_inf.data.fill_(1.0)
     assert scaler.step(optimizer) is None
     scaler.update()
     assert (params(optimizer)[0].tolist(), scaler.step_was_skipped) == ([1.0], True)
@@ -232,8 +213,7 @@ def test_a_flag_that_is_written_after_the_check(how: str) -> None:
 @pytest.mark.parametrize("value", [4.0, math.inf], ids=str)
 def test_what_the_host_has_decided_it_knows_cuda(value: float) -> None:
     scaler, optimizer = started(OURS, device="cuda"), sgd(leaf([value], device="cuda"))
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     with recorder.recorded() as calls:
         assert scaler.step_was_skipped == math.isinf(value)
     assert not calls.all
@@ -253,32 +233,8 @@ def test_a_wrapper_is_not_handed_what_its_optimizer_reads() -> None:
         wrapper: Any = Wrapper(optimizer)
         if clips:
             scaler.clip_grad_norm_(wrapper, 2.0)
-        scaler.step(wrapper)
-        scaler.update()
+        finish(scaler, wrapper)
         assert params(optimizer)[0].tolist() == [0.5]
-
-
-@pytest.mark.parametrize("clips", [False, True])
-def test_steps_that_kernels_do_not_serve(clips: bool) -> None:
-    """Steps beyond the kernels alternate with theirs: one gradient is float64, once infinite."""
-    outcomes = []
-    for scaler_class, make in ((OURS, amp_ext.optim.SGD), (THEIRS, torch.optim.SGD)):
-        single, double = leaf([1.0, 2.0]), leaf([1.0]).double().detach().requires_grad_()
-        optimizer, scaler = make([single, double], lr=0.5), started(scaler_class)
-        outcome = []
-        for number in (None, 8.0, math.inf, None, 8.0):
-            single.grad = torch.tensor([4.0, 16.0])
-            double.grad = None if number is None else torch.full_like(double, number)
-            if clips and scaler_class is OURS:
-                scaler.clip_grad_norm_(optimizer, 1000.0)
-            elif clips:
-                scaler.unscale_(optimizer)
-                torch.nn.utils.clip_grad_norm_([single, double], 1000.0)
-            scaler.step(optimizer)
-            scaler.update()
-            outcome.append((single.tolist(), double.tolist(), scaler.get_scale()))
-        outcomes.append(outcome)
-    assert outcomes[0] == outcomes[1]
 
 
 def test_an_attempt_that_failed_leaves_no_overflow() -> None:
@@ -287,8 +243,7 @@ def test_an_attempt_that_failed_leaves_no_overflow() -> None:
     scaler.unscale_(bad)
     scaler._per_optimizer_states.clear()
     good = StepsByScalars([leaf([4.0])], lr=0.5)
-    scaler.step(good)
-    scaler.update()
+    finish(scaler, good)
     assert (scaler.get_scale(), scaler.step_was_skipped) == (4.0, False)
     assert good.seen.found_inf.item() == 0.0  # its memory serves every step
     assert good._step_scalars is None
@@ -304,26 +259,8 @@ def test_a_scale_that_was_replaced_is_used(shape: tuple[int, ...], how: str) -> 
     owner = scaler if how == "_scale" else scaler._scale
     setattr(owner, how.removeprefix("_scale."), torch.full(shape, 2.0))
     for grad in (2.0, 0.5):  # of the scale that was set, and of the one after
-        scaler.step(optimizer)
-        scaler.update()
+        finish(scaler, optimizer)
         assert grads(optimizer)[0].tolist() == [grad]
-
-
-def test_backward_after_an_update_is_an_error() -> None:
-    """A backward pass after an update is an error: the scaled loss holds the changed scale."""
-
-    def script(scaler_class: Any) -> str:
-        scaler, weight = scaler_class("cpu", init_scale=8.0, growth_interval=1), torch.ones(2)
-        weight.requires_grad_()
-        first = scaler.scale((weight * 1.0).sum() * 1.0)
-        scaler.scale(weight.sum()).backward()
-        scaler.unscale_(sgd(weight))
-        scaler.update()
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            first.backward()
-        return scaler.get_scale()
-
-    assert same_outcome(script)[1] == 16.0
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -335,8 +272,7 @@ def test_gradients_that_are_repaired_after_unscaling(fused: bool) -> None:
         optimizer = torch.optim.AdamW([param], fused=fused)
         scaler.unscale_(optimizer)
         param.grad.nan_to_num_(posinf=0.0)
-        seen = [*scaler._check_inf_per_device(optimizer).values()], scaler.step(optimizer)
-        scaler.update()
+        seen = [*scaler._check_inf_per_device(optimizer).values()], finish(scaler, optimizer)
         return seen, param, scaler.get_scale()
 
     assert same_outcome(script)[1][2] == 4.0
@@ -348,8 +284,7 @@ def test_no_launch_makes_the_scalars_of_a_step() -> None:
     for fused in (False, True):
         optimizer = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=fused)
         with torch.profiler.profile() as profile:
-            scaler.step(optimizer)
-            scaler.update()
+            finish(scaler, optimizer)
         launches = {"aten::reciprocal", "aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
         assert not {event.key for event in profile.key_averages()} & launches
 
@@ -366,8 +301,7 @@ def test_states_that_other_code_has_made(pickled: bool, bad: bool) -> None:
         flags = {torch.device("cpu"): torch.ones(())}
         state = {"stage": OptState.UNSCALED, "found_inf_per_device": flags}
         scaler._per_optimizer_states[id(optimizer)] = state
-    scaler.step(optimizer)
-    scaler.update()
+    finish(scaler, optimizer)
     assert (params(optimizer)[0].item(), scaler.step_was_skipped) == (1.0 if bad else 0.0, bad)
     assert scaler.overflow_report().examined == int(bad)
 
@@ -388,3 +322,202 @@ def test_update_that_raises_counts_nothing(value: float, scale: float) -> None:
     scaler.update()
     assert scaler._numbers.consecutive_skips.item() == 1
     assert (scaler.get_skipped_steps(), scaler.get_scale()) == (1, scale)
+
+
+# ---- steps that other code watches ---------------------------------------------------------------
+
+HOOKS: dict[str, Callable[..., Any]] = {
+    "pre-hook": torch.optim.Optimizer.register_step_pre_hook,
+    "post-hook": torch.optim.Optimizer.register_step_post_hook,
+    "global pre-hook": lambda _, hook: register_optimizer_step_pre_hook(hook),
+    "global post-hook": lambda _, hook: register_optimizer_step_post_hook(hook),
+}
+
+
+def replace_step(optimizer: Any, way: str, look: Callable[[], Any]) -> None:
+    """Let code see each step of an optimizer."""
+    if way == "wraps a scheduler's":
+        StepLR(optimizer, 1)
+    inner = optimizer.step
+
+    def step(self: Any, *args: Any) -> Any:
+        look()
+        return inner(*args)
+
+    if way == "subclass":
+        optimizer.__class__ = type("Watching", (type(optimizer),), {"step": step})
+    elif way == "wraps a scheduler's":  # and copies its mark
+        optimizer.step = functools.wraps(inner)(functools.partial(step, optimizer))
+    else:
+        optimizer.step = MethodType(step, optimizer)
+    if way == "below a scheduler":
+        StepLR(optimizer, 1)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize(
+    "way", ["instance", "wraps a scheduler's", "below a scheduler", "subclass", *HOOKS]
+)
+def test_a_watched_step_sees_unscaled_gradients(way: str, clips: bool) -> None:
+    """A watched step is not called after an overflow."""
+    optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5, fused=clips), started(OURS)
+    seen: list[float] = []
+
+    def look(*_: Any) -> None:
+        seen.append(grads(optimizer)[0].item())
+
+    handle = HOOKS[way](optimizer, look) if way in HOOKS else replace_step(optimizer, way, look)
+    try:
+        for value in (8.0, math.inf):
+            grads(optimizer)[0].fill_(value)
+            if clips:
+                scaler.clip_grad_norm_(optimizer, 1.0)
+            finish(scaler, optimizer)
+    finally:
+        if handle is not None:
+            handle.remove()
+    assert seen == [pytest.approx(1.0 if clips else 2.0, rel=1e-5)]
+    assert params(optimizer)[0].item() == pytest.approx(0.5 if clips else 0.0, abs=1e-5)
+    assert scaler.step_was_skipped
+
+
+def test_schedulers_do_not_watch() -> None:
+    """Schedulers wrap and hook steps; the steps still unscale by themselves."""
+    optimizer, scaler = amp_ext.optim.SGD([leaf([4.0])], lr=0.5), started(OURS)
+    SkipAware(StepLR(optimizer, 1), scaler)
+    assert handover_of(optimizer) is Handover.KERNELS
+    with unwritten(grads(optimizer)):
+        scaler.step(optimizer)
+    assert params(optimizer)[0].tolist() == [0.5]
+
+
+def test_a_step_wrapped_after_the_clip_is_refused() -> None:
+    """A step wrapped after the clip is refused: its wrapper would see scaled gradients."""
+    optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(OURS)
+    scaler.clip_grad_norm_(optimizer, 1.0)
+    step = optimizer.step
+    replace_step(optimizer, "instance", lambda: None)
+    with pytest.raises(RuntimeError, match=r"wrapped or hooked since\. Wrap it before clip_grad"):
+        scaler.step(optimizer)
+    assert params(optimizer)[0].tolist() == [1.0]
+    optimizer.step = step
+    scaler.step(optimizer)
+    assert params(optimizer)[0].item() == pytest.approx(0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("way", ["subclass", "instance"])
+@pytest.mark.parametrize(
+    "method", ["unscale_", "_unscale_grads_", "_check_inf_per_device", "_maybe_opt_step"]
+)
+def test_overridden_methods_of_the_scaler_are_called(method: str, way: str, clips: bool) -> None:
+    """step() and clip_grad_norm_() of an optimizer of amp_ext.optim use a subclass's methods."""
+    calls = []
+
+    def own(scaler: Any, *args: Any) -> Any:
+        calls.append(method)
+        return getattr(OURS, method)(scaler, *args)
+
+    cls = type("GradScaler", (OURS,), {method: own} if way == "subclass" else {})
+    optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(cls)
+    if way == "instance":
+        setattr(scaler, method, lambda *args: own(scaler, *args))
+    if clips:
+        assert scaler.clip_grad_norm_(optimizer, math.inf).item() == 2.0
+    scaler.step(optimizer)
+    assert calls == ([] if clips and method == "_check_inf_per_device" else [method])
+    assert params(optimizer)[0].tolist() == [0.0]
+
+
+# ---- fused steps of torch's ----------------------------------------------------------------------
+
+
+def expanded() -> Tensor:
+    param = torch.ones(64, 64)
+    param.grad = torch.tensor(4.0).expand(64, 64)
+    return param
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_fused_step_needs_gradients_that_can_be_written(clips: bool) -> None:
+    """A gradient with overlapping elements is an error, and nothing is written."""
+    first, second = leaf([4.0, 8.0]), torch.ones(2)
+    second.grad = first.grad
+    for given, text in (
+        ([expanded()], "single memory location"),
+        ([first, second], r"grads\[1\] overlap"),
+    ):
+        optimizer, scaler = torch.optim.AdamW(given, fused=True), started(OURS)
+        with pytest.raises(RuntimeError, match=text):
+            (scaler.clip_grad_norm_(optimizer, 1.0) if clips else scaler.step(optimizer))
+        assert all((param == 1).all() for param in given)
+        assert not optimizer.state
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_kernels_read_a_gradient_whose_elements_overlap(clips: bool) -> None:
+    optimizer, scaler = amp_ext.optim.SGD([expanded()], lr=0.5), started(OURS)
+    if clips:
+        scaler.clip_grad_norm_(optimizer, 1e4)
+    scaler.step(optimizer)
+    assert (params(optimizer)[0] == 0.5).all()
+
+
+FUSED = {"fused": True}
+
+
+@pytest.mark.parametrize("way", ["step", "unscale", "clip"])
+@every_scaler
+@pytest.mark.parametrize(
+    "options", [{}, FUSED, FUSED | {"weight_decay": torch.tensor(0.5)}], ids=str
+)
+def test_steps_that_kernels_do_not_serve(
+    options: dict[str, Any], scaler_class: ScalerClass, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps beyond the kernels alternate with theirs: one gradient is float64, once infinite.
+
+    torch's fused step then receives its scale and flag, and the host does not decide.
+    """
+    is_host = "fused" not in options or (scaler_class is THEIRS and options == FUSED)
+    for each in () if is_host else (OURS, THEIRS):
+        monkeypatch.setattr(each, "_maybe_opt_step", lambda *_: pytest.fail("the host decides"))
+    outcomes = []
+    for cls, make in ((scaler_class, amp_ext.optim.SGD), (THEIRS, torch.optim.SGD)):
+        single, double = leaf([1.0, 2.0]), leaf([1.0], torch.float64)
+        optimizer, scaler = make([single, double], lr=0.5, **options), started(cls)
+        for number in (None, 8.0, math.inf, None, 8.0):
+            single.grad = torch.tensor([4.0, 16.0])
+            double.grad = None if number is None else torch.full_like(double, number)
+            if way == "unscale":
+                scaler.unscale_(optimizer)
+            elif way == "clip":
+                (at_once if cls is OURS else torchs_recipe)(scaler, optimizer, 1000.0)
+            finish(scaler, optimizer)
+            outcomes.append((single.tolist(), double.tolist(), scaler.get_scale()))
+    assert outcomes[:5] == outcomes[5:]
+
+
+@every_scaler
+@pytest.mark.parametrize("unscale_first", [False, True])
+@pytest.mark.parametrize("preset", [2.0, torch.tensor(2.0), torch.tensor([2.0])], ids=str)
+def test_a_grad_scale_that_users_have_set(
+    preset: Any, unscale_first: bool, scaler_class: ScalerClass
+) -> None:
+    """Steps of amp_ext.optim divide gradients by grad_scale, under either scaler, ours once."""
+    optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(scaler_class)
+    optimizer.grad_scale = preset
+    for expected in (0.5, -0.5) if scaler_class is OURS else (0.5,):
+        grads(optimizer)[0].fill_(8.0)
+        if unscale_first:
+            scaler.unscale_(optimizer)
+        finish(scaler, optimizer)
+        assert params(optimizer)[0].tolist() == [expected]
+
+
+def test_a_found_inf_that_users_have_set() -> None:
+    """A found_inf set by users skips a step without a scaler, as with torch's fused step."""
+    for cls in (amp_ext.optim.SGD, torch.optim.SGD):
+        optimizer = cls([leaf([8.0])], lr=0.5, fused=True)
+        optimizer.found_inf = torch.tensor(1.0)
+        optimizer.step()
+        assert params(optimizer)[0].tolist() == [1.0]

@@ -12,21 +12,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from amp_ext.scaler import OverflowReport
-from twins import DEVICES, OURS, grads, leaf, params, sgd, sparse_leaf, started
+from twins import (
+    DEVICES,
+    OURS,
+    finish,
+    grads,
+    leaf,
+    params,
+    sgd,
+    sparse_leaf,
+    started,
+)
 
 INF, NAN = math.inf, math.nan
 NOTHING = OverflowReport()
 
 
-def close(scaler: Any, optimizer: Optimizer) -> None:
-    scaler.step(optimizer)
-    scaler.update()
-
-
 def overflowed(*leaves: Tensor, **options: Any) -> tuple[Any, Optimizer]:
     """Return a scaler and an optimizer after a skipped step."""
     scaler, optimizer = started(OURS, **options), sgd(*leaves)
-    close(scaler, optimizer)
+    finish(scaler, optimizer)
     return scaler, optimizer
 
 
@@ -43,7 +48,7 @@ def test_counts_and_text(device: str) -> None:
     wide = leaf([0.0, NAN], torch.float64, device=device)
     scaler, _optimizer = overflowed(leaf([1.0], device=device), bad, wide, device=device)
     report = scaler.overflow_report()
-    assert report
+    assert report and scaler.get_scale() == 2.0
     assert (report.overflow, report.examined, len(report.gradients)) == (True, 3, 2)
     assert str(report) == (
         "2 of 3 gradients are not finite:\n"
@@ -61,7 +66,7 @@ def test_names_that_are_given() -> None:
     network.weight.grad, network.bias.grad = torch.tensor([[NAN]]), torch.tensor([INF])
     scaler.unscale_(optimizer)
     scaler.clip_grad_norm_(network.parameters(), 1.0)
-    close(scaler, optimizer)
+    finish(scaler, optimizer)
     assert names(scaler.overflow_report()) == ["own.weight", "own.bias"]
     for given in (network, network.named_parameters(), dict(network.named_parameters()).items()):
         assert names(scaler.overflow_report(given)) == ["weight", "bias"]
@@ -71,37 +76,22 @@ def test_names_that_are_given() -> None:
 
 def test_sparse_gradient() -> None:
     scaler, _optimizer = overflowed(sparse_leaf(torch.float32, (INF, 1.0, -INF)))
-    [found] = scaler.overflow_report().gradients
-    assert (found.shape, found.numel) == ((5,), 3)
-    assert (found.positive_infs, found.negative_infs, found.nans) == (1, 1, 0)
+    assert "1 inf, 1 -inf of 3 elements, float32 [5]" in str(scaler.overflow_report())
 
 
 # ---- time and extent of a report ---------------------------------------------------------------
 
 
-class CountsReads(nn.Parameter):
-    """A parameter that counts the reads of its gradient."""
-
-    reads = 0
-
-    @property
-    def grad(self) -> Tensor:
-        self.reads += 1
-        return self.own
-
-
 def test_reads_no_gradient_without_an_overflow() -> None:
-    param = CountsReads(torch.ones(2))
-    param.own = torch.tensor([4.0, 8.0])
-    scaler, optimizer = started(OURS), sgd(leaf(1.0))
-    optimizer.param_groups[0]["params"] = [param]
+    """A gradient that is spoilt after its check is not read, and is no overflow."""
+    scaler, optimizer = started(OURS), sgd(leaf([4.0, 8.0]))
     for call in (lambda: None, lambda: scaler.unscale_(optimizer), scaler.update):
         call()
-        before = param.reads
+        checked = grads(optimizer)[0].clone()
+        grads(optimizer)[0].fill_(NAN)
         report = scaler.overflow_report()
         assert (report, bool(report), str(report)) == (NOTHING, False, "No overflow.")
-        assert param.reads == before
-    assert param.own.tolist() == [1.0, 2.0]
+        grads(optimizer)[0].copy_(checked)
 
 
 @pytest.mark.parametrize("call", ["unscale_", "clip_grad_norm_", "_check_inf_per_device", "step"])
@@ -143,8 +133,7 @@ def test_parameter_of_two_optimizers_counts_once() -> None:
     optimizers = sgd(shared), sgd(shared)  # held: the scaler holds them weakly
     for optimizer in optimizers:
         scaler.step(optimizer)
-    report = scaler.overflow_report()
-    assert (len(report.gradients), report.examined) == (1, 1)
+    assert str(scaler.overflow_report()).startswith("1 of 1 gradients")
 
 
 # ---- when it comes too late --------------------------------------------------------------------
@@ -166,15 +155,11 @@ def test_norm_that_overflowed_alone() -> None:
     assert "added up to a norm, or in another process" in str(scaler.overflow_report())
 
 
-def test_optimizers_are_held_weakly() -> None:
+def test_optimizers_are_held_weakly_and_forgotten() -> None:
     scaler, optimizer = overflowed(leaf([INF]))
     del optimizer
     gc.collect()
     assert scaler.overflow_report() == OverflowReport(overflow=True)
-
-
-def test_optimizers_of_older_steps_are_forgotten() -> None:
-    scaler = started(OURS)
-    for _ in range(5):
-        close(scaler, sgd(leaf(1.0)))
+    for _ in range(2):
+        finish(scaler, sgd(leaf(1.0)))
     assert len(scaler._last_states) == 1

@@ -117,6 +117,13 @@ def started(scaler_class: ScalerClass, scale: float = 4.0, **options: Any) -> An
     return scaler
 
 
+def finish(scaler: Any, *optimizers: Optimizer) -> None:
+    """Step the optimizers, and update the scale."""
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+
+
 class StepsByScalars(amp_ext.optim.SGD):
     """Unscale, clip and skip in plain torch, without momentum.
 
