@@ -17,7 +17,7 @@ from pathlib import Path
 from cudasim import build
 
 SOURCES = build.HERE / "runtime"
-PRELOADED = ("capture", "devices", "driver", "launches", "memory", "streams")
+PRELOADED = ("capture", "devices", "launches", "memory", "streams")
 CUDA = "nvidia/cu13"  # the folder of NVIDIA's packages
 FLAGS = ("-O1", "-fvisibility=default")
 

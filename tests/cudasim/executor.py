@@ -19,7 +19,7 @@ class Fault(RuntimeError):
 
 @cache
 def _library() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(build.library()))
+    loaded = ctypes.CDLL(str(build.kernels()))
     for name in ("load", "launch"):
         getattr(loaded, f"cudasim_{name}").restype = ctypes.c_char_p
     for name in ("kernel", "allocate"):

@@ -65,7 +65,6 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
   for (CopyInFlight& copy : w.copies)
     each_lane(copy.lanes & lanes, [&](int lane) {
       if (!it.kind && s64{copy.group[lane]} >= s64{w.copy_groups[lane]} - it.offset) return;
-      const u32 bytes = static_cast<u32>(copy.bytes);
       if (copy.is_late)
         finish_copy(w.block->shared.base + copy.to[lane], copy.from[lane], copy.read[lane],
                     copy.bytes);
@@ -85,18 +84,16 @@ bool decode_copy(Decoder& d) {
   if (d.name() != "cp" || d.has("bulk") || d.has("reduce")) return false;
   if (d.has("mbarrier")) d.unknown();
   if (d.has("commit_group")) {
-    d.to.run = commit;
-    return true;
+    return d.runs(commit);
   }
   if (d.has("wait_group") || d.has("wait_all")) {
     d.to.kind = d.has("wait_all");
     d.to.offset = d.to.kind ? 0 : d.operands.at(0).value;
-    d.to.run = wait;
-    return true;
+    return d.runs(wait);
   }
   if (d.words.at(1) != "async" || (!d.has("ca") && !d.has("cg"))) return false;
   const Operand& from = d.operands.at(1);
-  d.to.rows[0] = d.base(d.operands.at(0), 32);
+  d.to.rows[0] = d.base(0, 32);
   d.to.rows[1] = d.source(from.parts.at(0), 64);
   d.to.mode = static_cast<s32>(from.offset);
   d.to.count = static_cast<s32>(d.operands.at(2).value);
@@ -104,9 +101,8 @@ bool decode_copy(Decoder& d) {
       d.has("cg") ? d.to.count == 16 : d.to.count == 4 || d.to.count == 8 || d.to.count == 16;
   if (!fits) d.unknown("a number of bytes");
   d.to.kind = d.operands.size() > 3;
-  if (d.to.kind) d.to.rows[2] = d.source(d.operands[3], 32);
-  d.to.run = copy;
-  return true;
+  if (d.to.kind) d.to.rows[2] = d.source(3, 32);
+  return d.runs(copy);
 }
 
 }  // namespace cudasim

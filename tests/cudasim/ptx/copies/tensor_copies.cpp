@@ -217,22 +217,19 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
 bool decode_tensor_copy(Decoder& d) {
   if (d.name() == "fence" && d.has("proxy")) {
     d.to.kind = d.has("async") || d.has("async::generic");
-    d.to.run = [](Warp& w, const Instruction& it, u32 lanes) {
+    return d.runs([](Warp& w, const Instruction& it, u32 lanes) {
       if (it.kind)
         each_lane(lanes, [&](int lane) { ++w.proxy_fences[lane], ++w.init_fences[lane]; });
-    };
-    return true;
+    });
   }
   if (d.name() != "cp" || !d.has("bulk")) return false;
   if (d.has("commit_group")) {
-    d.to.run = commit;
-    return true;
+    return d.runs(commit);
   }
   if (d.has("wait_group")) {
     d.to.kind = d.has("read");
     d.to.offset = d.operands.at(0).value;
-    d.to.run = wait;
-    return true;
+    return d.runs(wait);
   }
   if (!d.has("tensor") || d.has("im2col")) d.unknown("a copy without a tile");
   for (int rank = 1; rank <= 5; ++rank)

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "memory/memory.h"
-#include "order/order.h"
 #include "parser/words.h"
 
 namespace cudasim {
@@ -61,10 +60,7 @@ inline void load_element(const u8* from, int mode, u32* to, int lane) {
       constexpr int kShift = 32 - 8 * kBytes;
       value = static_cast<u32>(static_cast<s32>(value << kShift) >> kShift);
     }
-    if (mode == 64 || mode == -64)
-      put<u64>(to, lane, mode < 0 ? static_cast<u64>(s64{static_cast<s32>(value)}) : u64{value});
-    else
-      to[lane] = mode == -16 ? value & 0xffff : value;
+    to[lane] = mode == -16 ? value & 0xffff : value;
   }
 }
 
@@ -132,38 +128,29 @@ Run by_bytes(bool loads, int bytes) {
 bool decode_access(Decoder& d) {
   const bool loads = d.name() != "st";
   const std::string type = d.type();
-  const int bits = bits_of(type);
+  const int bits = bits_of(type), bytes = bits / 8;
   const Space space = space_of(d);
-  const Operand& value = d.operands.at(loads ? 0 : 1);
   if (!bits || bits == 128 || d.operands.size() != 2) d.unknown();
-  if (!loads && (space == Space::parameter || space == Space::constant)) d.unknown();
   d.to.count = d.has("v2") ? 2 : d.has("v4") ? 4 : d.has("v8") ? 8 : 1;
   d.to.flags = order_of(d, false);
-  const int symbol_bits = space == Space::shared || space == Space::local ? 32 : 64;
-  d.to.rows[0] = d.base(d.operands[loads ? 1 : 0], symbol_bits);
-  const std::vector<Operand> one{value};
-  const auto& parts = d.to.count > 1 ? value.parts : one;
+  d.to.rows[0] = d.base(loads, space == Space::shared || space == Space::local ? 32 : 64);
+  const Operand& value = d.operands[!loads];
+  const auto parts = d.to.count > 1 ? value.parts : std::vector{value};
   if (static_cast<int>(parts.size()) != d.to.count) d.unknown("another number of elements");
   for (int i = 0; i < d.to.count; ++i) {
     const Operand& part = parts[static_cast<size_t>(i)];
-    if (!loads) {
-      const bool wide_register = part.type == Operand::row && part.bits == 64;
-      d.to.rows[1 + i] =
-          wide_register && bits < 64 ? Row{part.at} : d.source(part, std::max(bits, 16));
-      if (wide_register && bits < 64) d.unknown("a wide register");
-      continue;
-    }
-    const int width = part.type == Operand::row ? part.bits : bits;
-    d.to.rows[1 + i] = d.destination(part, width);
+    const int width = loads && part.type == Operand::row ? part.bits : std::max(bits, 16);
+    if (width == 64 && bits < 64) d.unknown("a wide register");
+    d.to.rows[1 + i] = loads ? d.destination(part, width) : d.source(part, width);
     d.to.mode = type[0] == 's' && bits < width ? -width : width;
   }
-  const int bytes = bits / 8;
-  d.to.run = space == Space::shared    ? by_bytes<Space::shared>(loads, bytes)
-             : space == Space::local   ? by_bytes<Space::local>(loads, bytes)
-             : space == Space::global  ? by_bytes<Space::global>(loads, bytes)
-             : space == Space::generic ? by_bytes<Space::generic>(loads, bytes)
-                                       : by_bytes<Space::parameter>(loads, bytes);
-  return true;
+  switch (space) {
+    case Space::shared: return d.runs(by_bytes<Space::shared>(loads, bytes));
+    case Space::local: return d.runs(by_bytes<Space::local>(loads, bytes));
+    case Space::global: return d.runs(by_bytes<Space::global>(loads, bytes));
+    case Space::generic: return d.runs(by_bytes<Space::generic>(loads, bytes));
+    default: return loads && d.runs(by_bytes<Space::parameter>(loads, bytes));
+  }
 }
 
 // ---- conversions of addresses -------------------------------------------------------------------
@@ -193,14 +180,13 @@ void from_generic(Warp& w, const Instruction& it, u32 lanes) {
 
 bool decode_memory(Decoder& d) {
   const std::string& name = d.name();
-  if (name == "ld" || name == "ldu" || name == "st") return decode_access(d);
+  if (name == "ld" || name == "st") return decode_access(d);
   if (name != "cvta") return false;
   if (d.type() != "u64") d.unknown("a width");
   d.to.kind = static_cast<s32>(space_of(d));
-  d.to.rows[0] = d.destination(d.operands.at(0), 64);
-  d.to.rows[1] = d.source(d.operands.at(1), 64);
-  d.to.run = d.has("to") ? from_generic : to_generic;
-  return true;
+  d.to.rows[0] = d.destination(0, 64);
+  d.to.rows[1] = d.source(1, 64);
+  return d.runs(d.has("to") ? from_generic : to_generic);
 }
 
 }  // namespace cudasim

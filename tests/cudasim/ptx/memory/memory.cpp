@@ -98,13 +98,8 @@ u8* global_bytes(Warp& w, int lane, u64 address, u32 bytes, u32 align, const cha
   if (!holds(grid.ranges[0])) {
     std::swap(grid.ranges[0], grid.ranges[1]);
     if (!holds(grid.ranges[0])) {
-      Range found;
-      for (const auto& [name, variable] : w.kernel->module->globals) {
-        const u64 begin = reinterpret_cast<uintptr_t>(variable.memory);
-        if (address >= begin && address < begin + variable.bytes)
-          found = {begin, begin + variable.bytes};
-      }
-      if (!found.end && !(address & kTags) && find_allocation) found = find_allocation(address);
+      const Range found =
+          find_allocation && !(address & kTags) ? find_allocation(address) : Range{};
       if (!holds(found))
         fault_of(lane, "Compare the index with the tensor's size, and the pointer with its memory.",
                  found.end ? "%s: %u bytes at 0x%lx, beyond the allocation of %lu bytes at 0x%lx"
@@ -188,44 +183,78 @@ bool Accesses::in_order(const Access& before, const u32* lanes) const {
   return true;
 }
 
+// Compares the access with those that its cell keeps, and takes the place of one of them.
 void Accesses::finish() {
   if (!cell_) return;
+  Cell& cell = *std::exchange(cell_, nullptr);
   const Access now{bytes_, role_.writes, role_.wide, role_.strong, role_.actor, role_.time};
-  const u32 code = static_cast<u32>(&it_ - w_.kernel->code.data());
-  const Race race =
-      note_access(*cell_, now, code, w_.clock, w_.grid->random_cell, kept_, lanes_,
-                  [&](const Access& before, const u32* lanes) { return in_order(before, lanes); });
-  if (race.found) report(race);
-  cell_ = nullptr;
+  u64 packed = std::bit_cast<u64>(now);
+  int place = -1;
+  for (int i = 0; i < Cell::kAccesses; ++i) {
+    const u64 bits = cell.accesses[i];
+    if (!bits) {
+      if (place < 0) place = i;
+      continue;
+    }
+    const bool same = (bits ^ packed) >> 16 == 0;  // perhaps more bytes of the same access
+    if (same && !kept_ && (bits | packed) == bits) return;
+    const Access before = std::bit_cast<Access>(bits);
+    const bool replaced = (before.bytes & ~now.bytes) == 0 && (now.writes || !before.writes);
+    const bool ordered = before.actor == now.actor || before.time <= w_.clock.of(before.actor);
+    if ((before.bytes & now.bytes) && (before.writes || now.writes)) {
+      const bool agreed =
+          before.strong && now.strong &&
+          ((before.wide && now.wide) || block_of(before.actor) == block_of(now.actor));
+      if (!agreed && !(ordered && (!kept_ || in_order(before, kept_->of[i]))))
+        report(before, cell.codes[i]);
+    }
+    if (same) {
+      packed |= bits;
+      place = i;
+      for (int j = 0; kept_ && j < 16; ++j)
+        if (!now.writes || !(now.bytes >> j & 1)) lanes_[j] |= kept_->of[i][j];
+    } else if (before.actor == now.actor) {
+      if (replaced && before.strong == now.strong) place = i;
+    } else if (ordered && replaced && place < 0) {
+      place = i;
+    }
+  }
+  if (place < 0) {
+    u64& random = w_.grid->random_cell;
+    random = random * 6364136223846793005ull + 1442695040888963407ull;
+    place = static_cast<int>(random >> 62);
+  }
+  cell.accesses[place] = packed;
+  cell.codes[place] = static_cast<u32>(&it_ - w_.kernel->code.data());
+  if (kept_) memcpy(kept_->of[place], lanes_, sizeof lanes_);
 }
 
-void Accesses::report(const Race& race) {
-  const Actor actor = race.before.actor;
+void Accesses::report(const Access& before, u32 code) {
+  const Actor actor = before.actor;
   const u32 block = w_.grid->numbers.at(block_of(actor)), number = number_of(actor);
   const std::string who =
       number < w_.block->warps.size()
           ? text("%swarp %u of block %u", actor == w_.actor ? "other lanes of " : "", number, block)
           : text("an asynchronous copy or product of block %u", block);
-  const u64 at = begin_ + static_cast<u64>(__builtin_ctz(race.before.bytes & bytes_));
   fault_of(lane_,
-           kept_ && race.before.time <= w_.clock.of(actor)
+           kept_ && before.time <= w_.clock.of(actor)
                ? "Is a __syncwarp() missing that all lanes reach before one of them goes on?"
                : "Is a barrier missing between the two, or a fence with the ticket, or a wait for "
                  "the copy?",
            "race: %s %s memory at 0x%lx, and nothing orders it with a %s by %s\n  before: %s",
-           role_.writes ? "writes" : "reads", kept_ ? "shared" : "global", at,
-           race.before.writes ? "write" : "read", who.c_str(),
-           describe(*w_.kernel, race.code).c_str());
+           role_.writes ? "writes" : "reads", kept_ ? "shared" : "global",
+           begin_ + static_cast<u64>(__builtin_ctz(before.bytes & bytes_)),
+           before.writes ? "write" : "read", who.c_str(), describe(*w_.kernel, code).c_str());
 }
 
 // ---- decoding -----------------------------------------------------------------------------------
 
 Space space_of(const Decoder& d) {
+  if (d.has("const")) d.unknown("a space");
   if (d.has("global")) return Space::global;
   if (d.has("shared") || d.has("shared::cta") || d.has("shared::cluster")) return Space::shared;
   if (d.has("local")) return Space::local;
   if (d.has("param") || d.has("param::entry")) return Space::parameter;
-  if (d.has("const")) return Space::constant;
   return Space::generic;
 }
 

@@ -5,7 +5,7 @@
 
 namespace cudasim {
 
-enum class Space : int { generic, global, shared, local, parameter, constant };
+enum class Space : int { generic, global, shared, local, parameter };
 
 // Shared memory of a block. `what` begins the message of a fault.
 u8* shared_bytes(Block& block, u32 address, u32 bytes, u32 align, const char* what, int lane = -1);
@@ -46,7 +46,7 @@ class Accesses {
  private:
   void add(Cell& cell, u64 begin, u32 bytes, int lane, CellLanes* kept, u32 lanes);
   bool in_order(const Access& before, const u32* lanes) const;
-  [[noreturn]] void report(const Race& race);
+  [[noreturn]] void report(const Access& before, u32 code);
 
   Warp& w_;
   const Instruction& it_;
@@ -59,9 +59,21 @@ class Accesses {
   u32 lanes_[16];
 };
 
-// "file.cu:12" of a statement, with the calls that it was inlined through.
-std::string source_of(const Kernel& kernel, u32 statement);
-std::string describe(const Kernel& kernel, u32 code);
+// ---- order --------------------------------------------------------------------------------------
+
+// Flags of an access, from its words.
+enum OrderFlags : s32 {
+  strong = 1,  // volatile, relaxed, acquire, release, atomic
+  wide = 2,    // of the scope of the device or more
+  acquires = 4,
+  releases = 8,
+  replaces = 16,  // a store; it ends earlier releases
+};
+s32 order_of(const Decoder& d, bool is_atomic);
+
+// A strong read or write at `address`. After a writing one, the warp's clock ticks.
+void acquire(Warp& w, int lane, const u8* address, s32 flags);
+void release(Warp& w, const u8* address, s32 flags);
 
 inline u64 address_of(const Warp& w, const Instruction& it, Row base, int lane) {
   if (it.wide) return get<u64>(w.source(base), lane) + static_cast<u64>(it.offset);
