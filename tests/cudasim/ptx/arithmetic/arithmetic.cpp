@@ -81,56 +81,28 @@ bool decode_products(Decoder& d) {
 
 // ---- minimum, maximum and signs -----------------------------------------------------------------
 
+using Numbers = Types<u16, s16, u32, s32, u64, s64, float, double>;
+
 template <bool kMax, bool kNan>
 struct Extreme {
   template <class T>
   T operator()(T a, T b) const {
-    if constexpr (is_pair<T>) {
-      return {(*this)(a.low, b.low), (*this)(a.high, b.high)};
-    } else {
-      const auto x = widen(a), y = widen(b);
-      if (x != x || y != y) {
-        if (!kNan && x == x) return a;
-        if (!kNan && y == y) return b;
-        if constexpr (is_half<T>)
-          return {0x7fff};
-        else
-          return canonical(x != x ? a : b);
-      }
-      if (x == y) return std::signbit(static_cast<double>(x)) != kMax ? a : b;  // -0 is below +0
-      return (x < y) != kMax ? a : b;
-    }
+    if (a != a || b != b) return !kNan && a == a ? a : !kNan && b == b ? b : canonical(a + b);
+    if (a == b) return std::signbit(static_cast<double>(a)) != kMax ? a : b;  // -0 is below +0
+    return (a < b) != kMax ? a : b;
   }
 };
 
 template <bool kMax, bool kNan>
 bool decode_extreme(Decoder& d) {
   if (d.has("xorsign")) d.unknown();
-  constexpr Extreme<kMax, kNan> extreme;
-  return same_type<2>(d, Integers(), extreme) ||
-         (same_type<2>(d, Floats(), extreme) && set_modifiers(d));
+  return same_type<2>(d, Numbers(), Extreme<kMax, kNan>()) && set_modifiers(d);
 }
 
-template <bool kAbsolute>
-struct Sign {
-  template <class T>
-  T operator()(T a) const {
-    if constexpr (is_pair<T>)
-      return {(*this)(a.low), (*this)(a.high)};
-    else if constexpr (is_half<T>)
-      return {static_cast<u16>(kAbsolute ? a.bits & 0x7fff : a.bits ^ 0x8000)};
-    else if constexpr (std::is_floating_point_v<T>)
-      return kAbsolute ? std::fabs(a) : -a;
-    else
-      return static_cast<T>(kAbsolute && a > 0 ? a : -a);
-  }
-};
-
-template <bool kAbsolute>
-bool decode_sign(Decoder& d) {
+template <class F>
+bool decode_sign(Decoder& d, F f) {
   if (d.has("ftz")) d.unknown("a modifier");
-  constexpr Sign<kAbsolute> sign;
-  return same_type<1>(d, Types<s16, s32, s64>(), sign) || same_type<1>(d, Floats(), sign);
+  return same_type<1>(d, Numbers(), f);
 }
 
 bool decode_function(Decoder& d) {
@@ -174,8 +146,12 @@ bool decode_arithmetic(Decoder& d) {
     return d.has("NaN") ? decode_extreme<false, true>(d) : decode_extreme<false, false>(d);
   if (name == "max")
     return d.has("NaN") ? decode_extreme<true, true>(d) : decode_extreme<true, false>(d);
-  if (name == "neg") return decode_sign<false>(d);
-  if (name == "abs") return decode_sign<true>(d);
+  if (name == "neg") return decode_sign(d, [](auto a) { return -a; });
+  if (name == "abs")
+    return decode_sign(d, [](auto a) {
+      if constexpr (std::is_floating_point_v<decltype(a)>) return std::fabs(a);
+      return a < 0 ? -a : a;
+    });
   return decode_function(d);
 }
 

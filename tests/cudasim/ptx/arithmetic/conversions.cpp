@@ -99,11 +99,7 @@ bool decode_conversion(Decoder& d) {
   if (d.name() != "cvt") return false;
   const std::string from = d.type(), to = d.type(1);
   if (d.has("sat") && to != "f32") d.unknown("a modifier");
-  const bool to_whole = d.has("rni") || d.has("rzi") || d.has("rmi") || d.has("rpi");
-  if (from == to && to_whole)
-    return same_type<1>(d, Types<float, double>(),
-                        [](auto x) { return canonical(std::nearbyint(x)); }) &&
-           set_modifiers(d);
+  if (from == to && from[0] == 'f' && !d.has("sat")) d.unknown("a rounding");
   if (to.starts_with("bf16") && (d.has("rm") || d.has("rp"))) d.unknown("a rounding");
   return (d.has("rz") ? decode_types<true>(d) : decode_types<false>(d)) && d.to.run &&
          set_modifiers(d);

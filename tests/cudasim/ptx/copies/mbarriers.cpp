@@ -11,15 +11,15 @@ struct Mbarrier {
 };
 static_assert(sizeof(Mbarrier) == 8);
 
-Mbarrier read(Block& block, u32 offset, const char* what, int lane = -1) {
+Mbarrier read(Block& block, u32 offset, int lane = -1) {
   Mbarrier b;
-  memcpy(&b, shared_bytes(block, offset, 8, 8, what, lane), 8);
+  memcpy(&b, shared_bytes(block, offset, 8, 8, lane), 8);
   if (!block.mbarriers.contains(offset))
     fault_of(lane, "mbarrier.init comes first, with a fence and a barrier behind it.",
-             "%s: no mbarrier at shared address %u", what, offset - kSharedStart);
+             "no mbarrier at shared address %u", offset - kSharedStart);
   if (!b.mark)
     fault_of(lane, "Something has written over the mbarrier.",
-             "%s: no mbarrier at shared address %u any more", what, offset - kSharedStart);
+             "no mbarrier at shared address %u any more", offset - kSharedStart);
   return b;
 }
 
@@ -52,7 +52,7 @@ void init(Warp& w, const Instruction& it, u32 lanes) {
     const u32 count = w.source(it.rows[1])[lane];
     if (count == 0 || count > 0xfffff)
       fault_of(lane, "From 1 to 2^20 - 1.", "mbarrier.init of %u arrivals", count);
-    u8* const at = shared_bytes(*w.block, address, 8, 8, "mbarrier.init", lane);
+    u8* const at = shared_bytes(*w.block, address, 8, 8, lane);
     accesses.shared(address, 8, lane);
     mark_written(*w.block, address, 8);
     const Clock none(w.block->order);
@@ -77,7 +77,7 @@ void note_use(Warp& w, const Instruction& it, u32 address, int lane) {
 void arrive(Warp& w, const Instruction& it, u32 lanes) {
   each_lane(lanes, [&](int lane) {
     const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    Mbarrier b = read(*w.block, address, "mbarrier.arrive", lane);
+    Mbarrier b = read(*w.block, address, lane);
     note_use(w, it, address, lane);
     if (b.pending == 0)
       fault_of(lane, "Compare the count of mbarrier.init with those that arrive in a phase.",
@@ -95,7 +95,7 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
   u32 done = 0, addresses[kLanes];
   each_lane(lanes, [&](int lane) {
     const u32 address = addresses[lane] = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    const Mbarrier b = read(*w.block, address, "mbarrier.try_wait", lane);
+    const Mbarrier b = read(*w.block, address, lane);
     note_use(w, it, address, lane);
     const u32 parity = w.source(it.rows[1])[lane];
     if (parity > 1) fault_of(lane, "0 or 1.", "mbarrier.try_wait of parity %u", parity);
@@ -115,12 +115,12 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
 
 }  // namespace
 
-void check_mbarrier(Block& block, u32 offset, const char* what) {
-  read(block, offset, what);
+void check_mbarrier(Block& block, u32 offset) {
+  read(block, offset);
   const auto& [arriving, completed, phases, thread, fences] = block.mbarriers.at(offset);
   if (block.warps[thread / kLanes]->init_fences[thread % kLanes] == fences)
     fault("fence.mbarrier_init or fence.proxy.async comes between mbarrier.init and the barrier.",
-          "%s: completes on an mbarrier that thread %u made without a fence", what, thread);
+          "completes on an mbarrier that thread %u made without a fence", thread);
 }
 
 Role role_of_mbarrier(Block& block, u32 offset, bool writes) {
@@ -128,7 +128,7 @@ Role role_of_mbarrier(Block& block, u32 offset, bool writes) {
 }
 
 void complete_bytes(Block& block, u32 offset, u32 bytes) {
-  write(block, offset, read(block, offset, "a copy that completes"), -s64{bytes});
+  write(block, offset, read(block, offset), -s64{bytes});
 }
 
 bool decode_mbarrier(Decoder& d) {

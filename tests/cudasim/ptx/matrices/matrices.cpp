@@ -27,7 +27,7 @@ void ldmatrix(Warp& w, const Instruction& it, u32) {
   Accesses accesses(w, it, role_of(w, false));
   for (int lane = 0; lane < 8 * it.count; ++lane) {
     const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    const u8* const from = shared_bytes(*w.block, address, 16, 16, "ldmatrix", lane);
+    const u8* const from = shared_bytes(*w.block, address, 16, 16, lane);
     accesses.shared(address, 16, lane, lanes_of(lane % 8, it.kind));
     memcpy(matrices[lane / 8][lane % 8], from, 16);
   }
@@ -50,7 +50,7 @@ void stmatrix(Warp& w, const Instruction& it, u32) {
   Accesses accesses(w, it, role_of(w, true));
   for (int lane = 0; lane < 8 * it.count; ++lane) {
     const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    u8* const to = shared_bytes(*w.block, address, 16, 16, "stmatrix", lane);
+    u8* const to = shared_bytes(*w.block, address, 16, 16, lane);
     note_generic_write(w, lane, address, 16);
     accesses.shared(address, 16, lane, lanes_of(lane % 8, it.kind));
     memcpy(to, matrices[lane / 8][lane % 8], 16);

@@ -6,8 +6,6 @@
 namespace cudasim {
 namespace {
 
-constexpr const char* kWhat = "wgmma";
-
 // ---- operands -----------------------------------------------------------------------------------
 
 // The place of element (mn, k) of an operand, by "Asynchronous Warpgroup Level Canonical Layouts"
@@ -27,12 +25,12 @@ struct Layout {
     constexpr u64 kReserved = u64{3} << 14 | u64{3} << 30 | u64{7} << 46 | u64{0x3ff} << 52;
     if (descriptor & kReserved)
       fault("Mask addresses and offsets to 18 bits before they are shifted.",
-            "%s: reserved bits of descriptor %016lx", kWhat, descriptor);
+            "reserved bits of descriptor %016lx", descriptor);
     if (descriptor >> 49 & 7)
-      fault("The executor has operands that are aligned to their swizzle.",
-            "%s: a base offset of %lu", kWhat, descriptor >> 49 & 7);
+      fault("The executor has operands that are aligned to their swizzle.", "a base offset of %lu",
+            descriptor >> 49 & 7);
     const u32 mode = static_cast<u32>(descriptor >> 62);
-    if (mode == 0) fault("The executor has swizzled operands.", "%s: no swizzle", kWhat);
+    if (mode == 0) fault("The executor has swizzled operands.", "no swizzle");
     span = mode == 1 ? 128 : mode == 2 ? 64 : 32;
   }
 
@@ -60,9 +58,9 @@ Role role_of_product(Warp& w) {
 void check_operand(Warp& w, const Instruction& it, const Layout& layout, u32 begin, u32 end) {
   Accesses reads(w, it, role_of_product(w));
   each_eight(layout, begin, end, [&](u32, u32, u32 address) {
-    shared_bytes(*w.block, address, 16, 16, kWhat);
-    check_written(*w.block, address, 16, kWhat);
-    check_proxy(*w.block, address, 16, kWhat);
+    shared_bytes(*w.block, address, 16, 16);
+    check_written(*w.block, address, 16);
+    check_proxy(*w.block, address, 16);
     reads.shared(address, 16, 0);
   });
   reads.finish();
@@ -152,7 +150,7 @@ int chain_of(Warp& w, const Instruction& it, bool accumulates) {
         for (int lane = 0; lane < kLanes; ++lane)
           if (w.source(it.more[i])[lane] != token(chain, static_cast<int>(i)))
             fault("wgmma.wait_group comes before any use of an accumulator.",
-                  "%s: register %zu of an accumulator in flight was touched", kWhat, i);
+                  "register %zu of an accumulator in flight was touched", i);
       return chain;
     }
   }
@@ -166,7 +164,7 @@ int chain_of(Warp& w, const Instruction& it, bool accumulates) {
     for (const float value : c.values)
       if (is_token(std::bit_cast<u32>(value)))
         fault("wgmma.wait_group comes before any use of an accumulator.",
-              "%s: an accumulator of several products in flight", kWhat);
+              "an accumulator of several products in flight");
   return static_cast<int>(chain);
 }
 
@@ -190,16 +188,15 @@ void replace_tokens(Warp& w, const std::vector<bool>& ended) {
 void issue(Warp& w, const Instruction& it, u32) {
   if (!w.products_fenced)
     fault("wgmma.fence orders registers and shared memory before the first wgmma.",
-          "%s without a wgmma.fence before it", kWhat);
+          "without a wgmma.fence before it");
   if (w.index / 4 * 4 + 4 > static_cast<int>(w.block->warps.size()))
-    fault("Four warps, the first a multiple of 4.", "%s by no whole warpgroup", kWhat);
+    fault("Four warps, the first a multiple of 4.", "by no whole warpgroup");
   const u64 a = get<u64>(w.source(it.rows[0]), 0), b = get<u64>(w.source(it.rows[1]), 0);
   const u32 accumulates = w.source_predicate(it, 0);
   bool same = accumulates == 0 || accumulates == kAllLanes;
   for (int lane = 1; lane < kLanes; ++lane)
     same &= get<u64>(w.source(it.rows[0]), lane) == a && get<u64>(w.source(it.rows[1]), lane) == b;
-  if (!same)
-    fault("Descriptors and scale-d are the same in all threads.", "%s: lanes differ", kWhat);
+  if (!same) fault("Descriptors and scale-d are the same in all threads.", "lanes differ");
   Product product{&it, a, b, accumulates != 0, -1};
   check_operand(w, it, layout_a(product), first_row(w), first_row(w) + 16);
   check_operand(w, it, layout_b(product), 0, static_cast<u32>(it.count));

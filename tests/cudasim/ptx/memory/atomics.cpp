@@ -30,16 +30,16 @@ void atomic(Warp& w, const Instruction& it, u32 lanes) {
     u8* data;
     if (in_shared) {
       const u32 at = static_cast<u32>(address);
-      data = shared_bytes(*w.block, at, sizeof(T), sizeof(T), "atomic", lane);
-      check_written(*w.block, at, sizeof(T), "atomic", lane);
+      data = shared_bytes(*w.block, at, sizeof(T), sizeof(T), lane);
+      check_written(*w.block, at, sizeof(T), lane);
       note_generic_write(w, lane, at, sizeof(T));
       accesses.shared(at, sizeof(T), lane);
     } else {
-      data = global_bytes(w, lane, address, sizeof(T), sizeof(T), "atomic");
-      check_fresh(data, sizeof(T), "atomic", lane);
+      data = global_bytes(w, lane, address, sizeof(T), sizeof(T));
+      check_fresh(data, sizeof(T), lane);
       accesses.global(address, sizeof(T), lane);
     }
-    acquire(w, lane, data, it.flags);
+    acquire(w, data, it.flags);
     release(w, data, it.flags);
     T old;
     memcpy(&old, data, sizeof old);

@@ -15,23 +15,23 @@ struct Target {
 };
 
 template <Space kSpace>
-inline Target resolve(Warp& w, int lane, u64 address, u32 bytes, const char* what) {
+inline Target resolve(Warp& w, int lane, u64 address, u32 bytes) {
   if constexpr (kSpace == Space::shared) {
     const u32 at = static_cast<u32>(address);
-    return {shared_bytes(*w.block, at, bytes, bytes, what, lane), at};
+    return {shared_bytes(*w.block, at, bytes, bytes, lane), at};
   } else if constexpr (kSpace == Space::local) {
     if (address % bytes || address + bytes > w.kernel->local_bytes)
-      fault_of(lane, "Compare the index with the local array.", "%s: %u bytes at local address %ld",
-               what, bytes, static_cast<s64>(address));
+      fault_of(lane, "Compare the index with the local array.", "%u bytes at local address %ld",
+               bytes, static_cast<s64>(address));
     return {w.local + static_cast<size_t>(lane) * w.kernel->local_bytes + address};
   } else if constexpr (kSpace == Space::parameter) {
     return {reinterpret_cast<u8*>(address)};
   } else {
     if (kSpace == Space::generic && address & kTags) {
       if ((address & kTags) == kSharedTag)
-        return resolve<Space::shared>(w, lane, address & kAllLanes, bytes, what);
+        return resolve<Space::shared>(w, lane, address & kAllLanes, bytes);
       if ((address & kTags) == kLocalTag)
-        return resolve<Space::local>(w, lane, address & ~kTags, bytes, what);
+        return resolve<Space::local>(w, lane, address & ~kTags, bytes);
     }
     if (address - reinterpret_cast<uintptr_t>(w.grid->parameters) < w.kernel->parameter_bytes)
       return {reinterpret_cast<u8*>(address)};
@@ -39,7 +39,7 @@ inline Target resolve(Warp& w, int lane, u64 address, u32 bytes, const char* wha
       fault_of(lane,
                "The grid before may write still: cudaGridDependencySynchronize() comes first.",
                "accesses global memory before griddepcontrol.wait");
-    Target target{global_bytes(w, lane, address, bytes, bytes, what)};
+    Target target{global_bytes(w, lane, address, bytes, bytes)};
     target.is_global = true;
     return target;
   }
@@ -60,7 +60,10 @@ inline void load_element(const u8* from, int mode, u32* to, int lane) {
       constexpr int kShift = 32 - 8 * kBytes;
       value = static_cast<u32>(static_cast<s32>(value << kShift) >> kShift);
     }
-    to[lane] = mode == -16 ? value & 0xffff : value;
+    if (mode == 64 || mode == -64)
+      put<u64>(to, lane, mode < 0 ? static_cast<u64>(s64{static_cast<s32>(value)}) : u64{value});
+    else
+      to[lane] = mode == -16 ? value & 0xffff : value;
   }
 }
 
@@ -71,20 +74,20 @@ void load(Warp& w, const Instruction& it, u32 lanes) {
   const u32 bytes = static_cast<u32>(kBytes * it.count);
   Accesses accesses(w, it, role_of(w, false, it.flags & strong, it.flags & wide));
   each_lane(lanes, [&](int lane) {
-    const Target at = resolve<kSpace>(w, lane, address_of(w, it, it.rows[0], lane), bytes, "load");
+    const Target at = resolve<kSpace>(w, lane, address_of(w, it, it.rows[0], lane), bytes);
     if (kSpace != Space::local && kSpace != Space::parameter) {
       if (at.shared) {
-        check_written(*w.block, at.shared, bytes, "load", lane);
+        check_written(*w.block, at.shared, bytes, lane);
         accesses.shared(at.shared, bytes, lane);
       } else if (at.is_global) {
-        check_fresh(at.data, bytes, "load", lane);
+        check_fresh(at.data, bytes, lane);
         if (it.count > 1 && bytes >= kCountedLoad) {
           statistics.bytes_loaded += bytes;
           w.grid->most_loads = std::max(w.grid->most_loads, ++w.loads[lane]);
         }
         accesses.global(reinterpret_cast<uintptr_t>(at.data), bytes, lane);
       }
-      if (it.flags & strong) acquire(w, lane, at.data, it.flags);
+      if (it.flags & strong) acquire(w, at.data, it.flags);
     }
     for (int i = 0; i < it.count; ++i)
       load_element<kBytes>(at.data + kBytes * i, it.mode, w.destination(it.rows[1 + i]), lane);
@@ -97,7 +100,7 @@ void store(Warp& w, const Instruction& it, u32 lanes) {
   const u32 bytes = static_cast<u32>(kBytes * it.count);
   Accesses accesses(w, it, role_of(w, true, it.flags & strong, it.flags & wide));
   each_lane(lanes, [&](int lane) {
-    const Target at = resolve<kSpace>(w, lane, address_of(w, it, it.rows[0], lane), bytes, "store");
+    const Target at = resolve<kSpace>(w, lane, address_of(w, it, it.rows[0], lane), bytes);
     if (at.shared) {
       note_generic_write(w, lane, at.shared, bytes);
       accesses.shared(at.shared, bytes, lane);
@@ -140,7 +143,6 @@ bool decode_access(Decoder& d) {
   for (int i = 0; i < d.to.count; ++i) {
     const Operand& part = parts[static_cast<size_t>(i)];
     const int width = loads && part.type == Operand::row ? part.bits : std::max(bits, 16);
-    if (width == 64 && bits < 64) d.unknown("a wide register");
     d.to.rows[1 + i] = loads ? d.destination(part, width) : d.source(part, width);
     d.to.mode = type[0] == 's' && bits < width ? -width : width;
   }

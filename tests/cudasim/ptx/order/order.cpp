@@ -97,46 +97,33 @@ Cell& GlobalCells::at(u64 address) {
 // ---- release, acquire and fences ----------------------------------------------------------------
 
 s32 order_of(const Decoder& d, bool is_atomic) {
-  const bool is_volatile = d.has("volatile") || d.has("mmio");
-  s32 flags = 0;
-  if (d.has("acquire") || d.has("acq_rel")) flags |= strong | acquires;
-  if (d.has("release") || d.has("acq_rel")) flags |= strong | releases;
-  if (d.has("relaxed") || is_volatile || is_atomic) flags |= strong;
-  if ((flags & strong) && !d.has("cta")) flags |= wide;
-  return flags;
+  if (d.has("acquire") || d.has("release") || d.has("acq_rel")) d.unknown("a memory order");
+  if (!is_atomic && !d.has("relaxed") && !d.has("volatile") && !d.has("mmio")) return 0;
+  return d.has("cta") ? strong : strong | wide;
 }
 
-void acquire(Warp& w, int lane, const u8* address, s32 flags) {
+void acquire(Warp& w, const u8* address, s32 flags) {
   if (!w.grid->races) return;
   const auto found = w.grid->released.find(reinterpret_cast<uintptr_t>(address));
   if (found == w.grid->released.end()) return;
   const Released& released = found->second;
-  const bool same_block = released.block == w.block->number;
-  if (flags & acquires) {
-    if (flags & wide) w.acquire(1u << lane, released.wide);
-    if (same_block) w.acquire(1u << lane, released.narrow);
-    return;
-  }
   if (flags & wide) w.unfenced[1].join(released.wide);
-  if (same_block) w.unfenced[0].join(released.narrow);
+  if (released.block == w.block->number) w.unfenced[0].join(released.narrow);
 }
 
 void release(Warp& w, const u8* address, s32 flags) {
-  if (!w.grid->races) return;
-  const bool own = flags & releases;
-  if (!own && !w.has_fenced[0] && !(flags & replaces)) return;
+  if (!w.grid->races || (!w.has_fenced && !(flags & replaces))) return;
   const Clock none(w.block->order);
   auto [found, is_new] = w.grid->released.try_emplace(reinterpret_cast<uintptr_t>(address));
   Released& released = found->second;
   if (is_new || flags & replaces) released = {none, none, w.block->number};
-  if (own || w.has_fenced[0]) {
-    if (released.block != w.block->number) {
-      released.narrow = none;
-      released.block = w.block->number;
-    }
-    released.narrow.join(own ? w.clock : w.fenced[0]);
+  if (!w.has_fenced) return;
+  if (released.block != w.block->number) {
+    released.narrow = none;
+    released.block = w.block->number;
   }
-  if (flags & wide && (own || w.has_fenced[1])) released.wide.join(own ? w.clock : w.fenced[1]);
+  released.narrow.join(w.fenced[0]);
+  if (flags & wide) released.wide.join(w.fenced[1]);
 }
 
 namespace {
@@ -144,10 +131,8 @@ namespace {
 void fence(Warp& w, const Instruction& it, u32 lanes) {
   if (!w.grid->races) return;
   for (int scope = 0; scope <= it.kind; ++scope) w.acquire(lanes, w.unfenced[scope]);
-  for (int scope = 0; scope <= it.kind; ++scope) {
-    w.fenced[scope] = w.clock;
-    w.has_fenced[scope] = true;
-  }
+  for (int scope = 0; scope <= it.kind; ++scope) w.fenced[scope] = w.clock;
+  w.has_fenced = true;
   w.tick(lanes);
 }
 

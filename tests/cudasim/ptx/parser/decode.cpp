@@ -52,10 +52,6 @@ class Body : Cursor {
   }
 
  private:
-  struct Register {
-    int at, bits;
-  };
-
   Operand& add_symbol(const std::string& name, s64 value) {
     Operand& symbol = symbols_[name];
     symbol.type = Operand::integer;
@@ -146,10 +142,12 @@ class Body : Cursor {
     advance(stop + 1);
   }
 
-  Register new_register(int bits) {
-    if (bits == 1) return {static_cast<int>(kernel_.predicates++), 1};
-    const Register made{static_cast<int>(kernel_.words), bits};
-    kernel_.words += static_cast<u32>((bits + 31) / 32 * kLanes);
+  Operand new_register(int bits) {
+    Operand made;
+    made.type = bits == 1 ? Operand::predicate : Operand::row;
+    made.bits = bits;
+    made.at = static_cast<int>(bits == 1 ? kernel_.predicates++ : kernel_.words);
+    if (bits > 1) kernel_.words += static_cast<u32>((bits + 31) / 32 * kLanes);
     return made;
   }
 
@@ -171,14 +169,6 @@ class Body : Cursor {
     end = (end + declared.align - 1) / declared.align * declared.align;
     add_symbol(declared.name, end);
     end += declared.element * static_cast<u32>(declared.count);
-  }
-
-  Operand register_operand(const Register& found) const {
-    Operand operand;
-    operand.type = found.bits == 1 ? Operand::predicate : Operand::row;
-    operand.at = found.at;
-    operand.bits = found.bits;
-    return operand;
   }
 
   Operand parse(std::string text) {
@@ -207,8 +197,7 @@ class Body : Cursor {
       return operand;
     }
     for (size_t i = scopes_.size(); i-- > 0;)
-      if (const auto found = scopes_[i].find(text); found != scopes_[i].end())
-        return register_operand(found->second);
+      if (const auto found = scopes_[i].find(text); found != scopes_[i].end()) return found->second;
     if (text[0] == '%') return special(text);
     if (const auto symbol = symbols_.find(text); symbol != symbols_.end()) return symbol->second;
     if (isdigit(static_cast<unsigned char>(text[0])) || text[0] == '-') return number(text);
@@ -229,7 +218,7 @@ class Body : Cursor {
       found->second = new_register(32);
       kernel_.specials.emplace_back(name, static_cast<u32>(found->second.at));
     }
-    return register_operand(found->second);
+    return found->second;
   }
 
   Operand parse_address(const std::string& text) {
@@ -337,8 +326,8 @@ class Body : Cursor {
 
   Kernel& kernel_;
   int place_ = -1;
-  std::vector<std::map<std::string, Register>> scopes_{1};
-  std::map<std::string, Register> specials_;
+  std::vector<std::map<std::string, Operand>> scopes_{1};
+  std::map<std::string, Operand> specials_;
   std::map<std::string, Operand> symbols_;
   std::map<std::string, s32> labels_;
   std::vector<std::pair<size_t, std::string>> jumps_;

@@ -80,10 +80,9 @@ class Reader : Cursor {
         if (!parameter.empty()) add_parameter(*kernel, parameter);
     kernel->name = demangled(kernel->symbol);
     if (const size_t most = tail.find(".maxntid"); most != std::string::npos) {
-      kernel->most_threads = 1;
-      for (const std::string& n :
-           split(tail.substr(most + 8, tail.find('.', most + 1) - most - 8), ','))
-        kernel->most_threads *= static_cast<u32>(atoi(n.c_str()));
+      u32 n[3] = {1, 1, 1};
+      sscanf(tail.c_str() + most, ".maxntid %u, %u, %u", &n[0], &n[1], &n[2]);
+      kernel->most_threads = n[0] * n[1] * n[2];
     }
     kernel->body = at_;
     kernel->end = end;
@@ -93,14 +92,11 @@ class Reader : Cursor {
 
   static void add_parameter(Kernel& kernel, std::string declared) {
     // ".ptr .align 8" describes the target of a pointer.
-    u32 pointer = 0;
-    if (const size_t ptr = declared.find(".ptr"); ptr != std::string::npos) {
-      pointer = static_cast<u32>(bits_of(declared.find("64") < ptr ? "u64" : "u32") / 8);
+    if (const size_t ptr = declared.find(".ptr"); ptr != std::string::npos)
       declared = declared.substr(0, ptr) + declared.substr(declared.find_last_of(" \t"));
-    }
     const Declaration parameter(declared);
-    const u32 bytes = pointer ? pointer : parameter.element * static_cast<u32>(parameter.count);
-    const u32 align = pointer ? pointer : parameter.align;
+    const u32 bytes = parameter.element * static_cast<u32>(parameter.count);
+    const u32 align = parameter.align;
     const u32 offset = (kernel.parameter_bytes + align - 1) / align * align;
     kernel.parameters.push_back({offset, bytes});
     kernel.parameter_bytes = offset + bytes;

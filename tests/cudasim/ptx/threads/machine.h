@@ -88,7 +88,7 @@ struct Warp {
   // Two scopes, block and device: the clock at the last fence, and clocks acquired since. The next
   // fence joins them.
   Clock fenced[2], unfenced[2];
-  bool has_fenced[2] = {};
+  bool has_fenced = false;
   LaneOrder lane_order;
 
   // cp.async
