@@ -130,12 +130,9 @@ def kernels() -> Path:
 
 
 def ptx(units: Iterable[tuple[Path, Sequence[str]]], architecture: str, into: Path) -> Path:
-    """Return a folder with the PTX of each source, compiled where something has changed.
+    """Return a folder with the PTX of sources with their flags, for "80" or "90a".
 
-    Args:
-        units: sources and their flags for nvcc.
-        architecture: such as "80" or "90a".
-        into: the folder of folders.
+    It is in a folder of folders. What has changed is compiled.
     """
     folder = into / architecture
     compiler = _version("nvcc", "--version")

@@ -249,14 +249,8 @@ def hunt(
 ) -> int:
     """Break the kernels that the cases launch; print the survivors and return their number.
 
-    Args:
-        kernels: the loaded executor.
-        cases: calls that must fail on a mutant.
-        equivalents: the mutants that may survive.
-        most: mutants of a kernel's template.
-        seed: of the sample.
-        jobs: forks at a time.
-        verbose: whether to print caught mutants.
+    At most `most` mutants of a kernel's template are in the sample, `jobs` forks run at a time, and
+    `verbose` prints what is caught too.
     """
     everything = all_mutants(kernels, cases)
     chosen = sample(everything, most, seed)
