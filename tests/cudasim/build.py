@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,29 +92,22 @@ def toolkit_include() -> Path:
 
 
 def compiled(sources: Sequence[Path], flags: Sequence[str] = ()) -> list[Path]:
-    """Return the objects of C++ sources; compile missing ones, several by one process."""
+    """Return the objects of C++ sources; compile missing ones."""
     compiler = _version(CXX, "-march=native", "-v", "-E", "-x", "c++", "/dev/null")
     folders = {HERE / "ptx", *(source.parent for source in sources)}
     headers = [path.read_bytes() for folder in folders for path in folder.rglob("*.h")]
-    command = [CXX, *FLAGS, f"-I{HERE / 'ptx'}", *flags]
+    command = [CXX, *FLAGS, f"-I{HERE / 'ptx'}", *flags, "-c"]
     key = digest(compiler, *command, *sorted(headers))
     into = BUILD / "objects"
-    made = {s: into / f"{s.stem}-{digest(key, s.read_bytes())}.o" for s in sources}
 
-    def compile_all(some: Sequence[Path]) -> None:
-        if not some:
-            return
-        with tempfile.TemporaryDirectory(dir=into) as folder:
-            call([*command, "-c", *map(str, some)], folder)
-            for source in some:
-                os.replace(Path(folder) / f"{source.stem}.o", made[source])
+    def compile_one(source: Path) -> Path:
+        made = into / f"{source.stem}-{digest(key, source.read_bytes())}.o"
+        if not made.exists():
+            run([*command, str(source)], made)
+        return made
 
     with alone(into), ThreadPoolExecutor(jobs()) as pool:
-        lacking = sorted(
-            (s for s in sources if not made[s].exists()), key=lambda s: s.stat().st_size
-        )
-        list(pool.map(compile_all, [lacking[i :: jobs()] for i in range(jobs())]))
-    return list(made.values())
+        return list(pool.map(compile_one, sources))
 
 
 def linked(name: str, objects: Iterable[Path], flags: Sequence[str] = ()) -> Path:
@@ -128,30 +120,19 @@ def linked(name: str, objects: Iterable[Path], flags: Sequence[str] = ()) -> Pat
     return made
 
 
-def library() -> Path:
-    """Return the executor as a shared library."""
-    return linked("cudasim", _executor(), ["-Wl,-z,defs"])
-
-
 def kernels() -> Path:
-    """Return the executor as the library of kernels of a CUDA runtime."""
+    """Return the executor, which is also the library of kernels of a CUDA runtime."""
     runtime = HERE / "runtime"
     flags = [f"-I{runtime}", f"-isystem{toolkit_include()}"]
-    objects = compiled([runtime / "kernels.cpp"], flags)
-    return linked("runtime", [*_executor(), *objects], ["-Wl,-z,defs"])
-
-
-def _executor() -> list[Path]:
-    return compiled([HERE / "api.cpp", *sorted((HERE / "ptx").rglob("*.cpp"))])
+    objects = compiled(sorted((HERE / "ptx").rglob("*.cpp")))
+    objects += compiled([runtime / "kernels.cpp"], flags)
+    return linked("cudasim", objects, ["-Wl,-z,defs"])
 
 
 def ptx(units: Iterable[tuple[Path, Sequence[str]]], architecture: str, into: Path) -> Path:
-    """Return a folder with the PTX of each source, compiled where something has changed.
+    """Return a folder with the PTX of sources with their flags, for "80" or "90a".
 
-    Args:
-        units: sources and their flags for nvcc.
-        architecture: such as "80" or "90a".
-        into: the folder of folders.
+    It is in a folder of folders. What has changed is compiled.
     """
     folder = into / architecture
     compiler = _version("nvcc", "--version")

@@ -17,7 +17,7 @@ from pathlib import Path
 from cudasim import build
 
 SOURCES = build.HERE / "runtime"
-PRELOADED = ("capture", "devices", "driver", "launches", "memory", "streams")
+PRELOADED = ("capture", "devices", "launches", "memory", "streams")
 CUDA = "nvidia/cu13"  # the folder of NVIDIA's packages
 FLAGS = ("-O1", "-fvisibility=default")
 
@@ -119,10 +119,8 @@ def environment(ptx: Path | None) -> dict[str, str]:
 def run(program: Sequence[str], variables: dict[str, str], settings: dict[str, object]) -> None:
     """Replace this process by a program on fake GPUs: pytest, a script, or Python with -m or -c.
 
-    Args:
-        program: the program's command line.
-        variables: the result of environment(); each value is prepended to the existing one.
-        settings: options of the fake GPUs, such as `devices`, `capability` and `order`.
+    Each variable of environment() is prepended to the existing one. The settings are options of the
+    fake GPUs, such as `devices`, `capability` and `order`.
     """
     os.environ.update({f"FAKE_CUDA_{name.upper()}": str(v) for name, v in settings.items()})
     plugins = {"PYTEST_PLUGINS": "cudasim.plugin", "PYTHONPATH": str(build.HERE.parent)}

@@ -19,7 +19,7 @@ class Fault(RuntimeError):
 
 @cache
 def _library() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(build.library()))
+    loaded = ctypes.CDLL(str(build.kernels()))
     for name in ("load", "launch"):
         getattr(loaded, f"cudasim_{name}").restype = ctypes.c_char_p
     for name in ("kernel", "allocate"):
@@ -72,18 +72,11 @@ class Module:
         shared: int = 0,
         seed: int = 0,
     ) -> None:
-        """Run a kernel to its end.
+        """Run a kernel to its end, or raise the Fault of a rule that it broke.
 
-        Args:
-            name: the kernel's symbol, or the beginning of its name without namespaces.
-            grid: blocks along x, y and z.
-            block: threads along x, y and z.
-            arguments: arrays, and numbers as types of ctypes.
-            shared: bytes of dynamic shared memory.
-            seed: chooses the schedule, where configure() leaves it open.
-
-        Raises:
-            Fault: the kernel broke a rule.
+        The name is the symbol, or the beginning of the name without namespaces. Arguments are
+        arrays, and numbers as types of ctypes; `shared` is bytes of dynamic shared memory. The
+        seed chooses the schedule, where configure() leaves it open.
         """
         kernel = _library().cudasim_kernel(self._module, name.encode())
         if not kernel:

@@ -6,20 +6,18 @@ wrong result, fault or race.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import gc
 import hashlib
+import linecache
 import os
 import re
 import resource
-import selectors
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import NamedTuple
 
 from cudasim import rules
 
@@ -29,8 +27,7 @@ LONGEST_S = 60  # of the processor for a mutant; its count of instructions ends 
 SCHEDULES = ((("forward", "late"), 100), (("random", "random"), 3), (("reverse", "early"), 3))
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(NamedTuple):
     kernel: str
     statement: int
     rule: str
@@ -59,35 +56,21 @@ class Mutant:
 
 @dataclass
 class Case:
-    """A call that must fail on a mutant.
-
-    Attributes:
-        name: for the report.
-        run: raises where a result is wrong.
-    """
+    """A call that must fail on a mutant."""
 
     name: str
-    run: Callable[[], object]
+    run: Callable[[], object]  # raises where a result is wrong
     instructions: int = 0
     executed: dict[str, set[int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Equivalent:
-    """Mutants with the same behaviour as the kernel.
+class Equivalent(NamedTuple):
+    """Mutants with the same behaviour as the kernel."""
 
-    Attributes:
-        kernel: is found in the kernel's name, with the arguments of its template.
-        source: is in the text of a source line of the statement.
-        rule: of the mutants; "" for any.
-        statement: matches the PTX, old and new with an arrow in between.
-        reason: why.
-    """
-
-    kernel: str
-    source: str
-    rule: str
-    statement: str
+    kernel: str  # is found in the kernel's name, with the arguments of its template
+    source: str  # is in the text of a source line of the statement
+    rule: str  # of the mutants; "" for any
+    statement: str  # matches the PTX, old and new with an arrow in between
     reason: str
 
 
@@ -185,21 +168,6 @@ def tried(kernels: Kernels, mutant: Mutant | None, cases: Sequence[Case]) -> str
     return ""
 
 
-def in_fork(work: Callable[[], str], seconds: int = LONGEST_S) -> tuple[int, int]:
-    """Return the process that does it, and where its result can be read."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(write)
-        return child, read
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        os.write(write, b"=" + work().encode()[:4000])
-    finally:
-        os._exit(0)
-
-
 def of_mutant(mutant: Mutant, cases: Sequence[Case]) -> list[Case]:
     """Return the cases that execute the statement, the shortest first."""
     found = [c for c in cases if mutant.statement in c.executed.get(mutant.kernel, ())]
@@ -210,57 +178,50 @@ def some_of(cases: Sequence[Case], most: int) -> list[Case]:
     return [*cases[:most], *cases[most:][-1:]]
 
 
+def in_forks(
+    works: dict[Mutant | None, Callable[[], str]], jobs: int = 1, seconds: int = LONGEST_S
+) -> Iterator[tuple[Mutant | None, str]]:
+    """Do each work in a process of its own; yield its key and outcome as it ends."""
+    left = list(works.items())
+    running: dict[int, tuple[Mutant | None, int]] = {}
+    while left or running:
+        while left and len(running) < jobs:
+            key, work = left.pop(0)
+            read, write = os.pipe()
+            child = os.fork()
+            if not child:
+                try:
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+                    os.write(write, b"=" + work().encode()[:4000])
+                finally:
+                    os._exit(0)
+            os.close(write)
+            running[child] = key, read
+        child, status = os.wait()
+        key, read = running.pop(child)
+        said = os.read(read, 8192).decode(errors="replace")
+        os.close(read)
+        yield key, said[1:] if said else f"ends by signal {os.WTERMSIG(status)}"
+
+
 def control(kernels: Kernels, mutants: Iterable[Mutant], all_cases: Sequence[Case]) -> None:
     """Assert that a fork without a mutant passes in the schedules all_mutants() does not run."""
     most = max(most for _, most in SCHEDULES[1:])
     cases = [*{c.name: c for m in mutants for c in some_of(of_mutant(m, all_cases), most)}.values()]
-    child, pipe = in_fork(lambda: tried(kernels, None, cases), 20 * LONGEST_S)
-    said = os.read(pipe, 8192).decode(errors="replace")
-    os.close(pipe)
-    _, status = os.waitpid(child, 0)
-    if said != "=":
-        raise RuntimeError(f"without a mutant: {said or f'signal {os.WTERMSIG(status)}'}")
-
-
-def results(
-    kernels: Kernels, mutants: Sequence[Mutant], cases: Sequence[Case], jobs: int
-) -> Iterator[tuple[Mutant, str]]:
-    """Yield each mutant and its outcome, in the order in which they end."""
-    left = list(reversed(mutants))
-    running: dict[int, tuple[int, Mutant]] = {}
-    with selectors.DefaultSelector() as selector:
-        while left or running:
-            while left and len(running) < jobs:
-                mutant = left.pop()
-                those = of_mutant(mutant, cases)
-                child, pipe = in_fork(lambda m=mutant, those=those: tried(kernels, m, those))
-                running[pipe] = child, mutant
-                selector.register(pipe, selectors.EVENT_READ)
-            for key, _ in selector.select():
-                pipe = key.fd
-                child, mutant = running.pop(pipe)
-                selector.unregister(pipe)
-                said = os.read(pipe, 8192).decode(errors="replace")
-                os.close(pipe)
-                _, status = os.waitpid(child, 0)
-                yield mutant, said[1:] if said else f"ends by signal {os.WTERMSIG(status)}"
+    for _, said in in_forks({None: lambda: tried(kernels, None, cases)}, seconds=20 * LONGEST_S):
+        if said:
+            raise RuntimeError(f"without a mutant: {said}")
 
 
 # ---- report -------------------------------------------------------------------------------------
 
 
 @functools.cache
-def source_lines(path: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return Path(path).read_text().splitlines()
-    return []
-
-
-def source_texts(source: str) -> Iterator[str]:
-    """Yield the texts of the lines of "a.cuh:3, inlined at b.cuh:7"."""
-    for path, line in re.findall(r"([^\s,]+):(\d+)", source):
-        lines = source_lines(path)
-        yield lines[int(line) - 1].strip() if 0 < int(line) <= len(lines) else ""
+def source_texts(source: str) -> tuple[str, ...]:
+    """Return the texts of the lines of "a.cuh:3, inlined at b.cuh:7"."""
+    found = re.findall(r"([^\s,]+):(\d+)", source)
+    return tuple(linecache.getline(path, int(line)).strip() for path, line in found)
 
 
 def reason(mutant: Mutant, equivalents: Iterable[Equivalent]) -> str:
@@ -288,44 +249,30 @@ def hunt(
 ) -> int:
     """Break the kernels that the cases launch; print the survivors and return their number.
 
-    Args:
-        kernels: the loaded executor.
-        cases: calls that must fail on a mutant.
-        equivalents: the mutants that may survive.
-        most: mutants of a kernel's template.
-        seed: of the sample.
-        jobs: forks at a time.
-        verbose: whether to print caught mutants.
+    At most `most` mutants of a kernel's template are in the sample, `jobs` forks run at a time, and
+    `verbose` prints what is caught too.
     """
-    begin = time.monotonic()
     everything = all_mutants(kernels, cases)
     chosen = sample(everything, most, seed)
-    counts: Counter[str] = Counter()
-    of_kernel: defaultdict[str, Counter[str]] = defaultdict(Counter)
     gc.collect()
     gc.freeze()  # collections would touch memory that forks share
     control(kernels, chosen, cases)
-    for mutant, said in results(kernels, chosen, cases, jobs):
-        why = "" if said else reason(mutant, equivalents)
-        outcome = "caught" if said else "equivalent" if why else "SURVIVED"
+    works = {m: functools.partial(tried, kernels, m, of_mutant(m, cases)) for m in chosen}
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for mutant, said in in_forks(works, jobs):
+        outcome = "caught"
         if LACKS in said:
             outcome = "NOT RUN"
-        counts[outcome] += 1
-        of_kernel[mutant.family][outcome] += 1
-        of_kernel[mutant.family][mutant.rule] += 1
+        elif not said:
+            outcome = "equivalent" if reason(mutant, equivalents) else "SURVIVED"
+        counts[mutant.family][outcome] += 1
         if outcome in ("SURVIVED", "NOT RUN") or verbose:
             print(f"{outcome}: {mutant} {said}", flush=True)
-            if outcome == "SURVIVED":
-                for text in (mutant.kernel, *source_texts(mutant.source)):
-                    print(f"    {text}")
-    for family, of in sorted(of_kernel.items()):
-        total = sum(of[o] for o in ("caught", "equivalent", "SURVIVED", "NOT RUN"))
-        rules_of = ", ".join(f"{n} {of[n]}" for n in rules.RULES if of[n])
-        print(f"{family:32} {total:4} mutants, {of['caught']:4} caught ({rules_of})")
-    seconds = time.monotonic() - begin
-    print(
-        f"{len(chosen)} mutants of {len(everything)}: {counts['caught']} caught, "
-        f"{counts['equivalent']} equivalent, {counts['SURVIVED']} survived, "
-        f"{counts['NOT RUN']} not run, in {seconds:.0f} s"
-    )
-    return counts["SURVIVED"] + counts["NOT RUN"]
+        if outcome == "SURVIVED":
+            print(f"    {mutant.kernel}", *source_texts(mutant.source), sep="\n    ")
+    for family, of in sorted(counts.items()):
+        print(f"{family:32} {of.total():4} mutants, {of['caught']:4} caught")
+    total = sum(counts.values(), Counter())
+    outcomes = ", ".join(f"{n} {outcome}" for outcome, n in sorted(total.items()))
+    print(f"{len(chosen)} mutants of {len(everything)}: {outcomes}")
+    return total["SURVIVED"] + total["NOT RUN"]

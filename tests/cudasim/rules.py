@@ -8,23 +8,14 @@ descriptors are changed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Statement:
-    """A statement in parts.
-
-    Attributes:
-        guard: "@%p1", "@!%p1", or empty.
-        opcode: the name and its modifiers.
-        operands: split at commas, with vectors and addresses whole.
-    """
-
-    guard: str
-    opcode: str
-    operands: tuple[str, ...]
+class Statement(NamedTuple):
+    guard: str  # "@%p1", "@!%p1", or empty
+    opcode: str  # the name and its modifiers
+    operands: tuple[str, ...]  # split at commas, with vectors and addresses whole
 
     @classmethod
     def read(cls, text: str) -> Statement:
@@ -39,18 +30,16 @@ class Statement:
     def words(self) -> list[str]:
         return self.opcode.split(".")
 
-    def swapped(self, i: int, j: int) -> Statement:
-        operands = list(self.operands)
-        operands[i], operands[j] = operands[j], operands[i]
-        return replace(self, operands=tuple(operands))
-
     def with_operand(self, i: int, text: object) -> Statement:
         operands = list(self.operands)
         operands[i] = str(text)
-        return replace(self, operands=tuple(operands))
+        return self._replace(operands=tuple(operands))
+
+    def swapped(self, i: int, j: int) -> Statement:
+        return self.with_operand(i, self.operands[j]).with_operand(j, self.operands[i])
 
     def with_opcode(self, pattern: str, text: str) -> Statement:
-        return replace(self, opcode=re.sub(pattern, text, self.opcode, count=1))
+        return self._replace(opcode=re.sub(pattern, text, self.opcode, count=1))
 
 
 def parts(text: str) -> list[str]:
@@ -65,27 +54,6 @@ def parts(text: str) -> list[str]:
     return [*found, last] if last else found
 
 
-Rule = Callable[[Statement], Iterator[Statement | str]]
-RULES: dict[str, Rule] = {}
-
-
-def rule(name: str) -> Callable[[Rule], Rule]:
-    def add(function: Rule) -> Rule:
-        RULES[name] = function
-        return function
-
-    return add
-
-
-def mutants(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the rule and the new text of each mutant of a statement."""
-    statement = Statement.read(text)
-    for name, make in RULES.items():
-        for made in map(str, make(statement)):
-            if made != str(statement):
-                yield name, made
-
-
 # ---- order --------------------------------------------------------------------------------------
 
 ORDERING = re.compile(
@@ -95,17 +63,15 @@ ORDERING = re.compile(
 WRITES = re.compile(r"st\.|stmatrix|red\.|cp\.reduce|mma\.|wgmma\.mma_async")
 
 
-@rule("drop")
 def drop(s: Statement) -> Iterator[Statement | str]:
     if ORDERING.match(s.opcode) or WRITES.match(s.opcode):
         yield "nop"
-    elif s.opcode.startswith("mbarrier.try_wait") or s.opcode.startswith("mbarrier.test_wait"):
+    elif re.match(r"mbarrier\.(try|test)_wait", s.opcode):
         yield Statement(s.guard, "setp.eq.u32", (s.operands[0], "0", "0"))
     elif re.match(r"bar(rier\.cta)?\.red\.(or|and)", s.opcode):
         yield Statement(s.guard, "and.pred", (s.operands[0], s.operands[-1], s.operands[-1]))
 
 
-@rule("weaken")
 def weaken(s: Statement) -> Iterator[Statement]:
     name = s.words[0]
     if name == "membar":
@@ -117,9 +83,8 @@ def weaken(s: Statement) -> Iterator[Statement]:
     if name in ("ld", "st", "atom", "red", "mbarrier", "barrier"):
         yield s.with_opcode(r"\.(release|acquire|acq_rel)\b", ".relaxed")
     if "wait_group" in s.opcode:
-        yield s.with_operand(0, int(s.operands[0]) + 1)
-    if name == "wgmma" and "wait_group" in s.opcode:
-        yield s.with_operand(0, int(s.operands[0]) + 2)
+        for more in (1, 2) if name == "wgmma" else (1,):
+            yield s.with_operand(0, int(s.operands[0]) + more)
 
 
 # ---- operands -----------------------------------------------------------------------------------
@@ -128,7 +93,6 @@ def weaken(s: Statement) -> Iterator[Statement]:
 ORDERED = ("sub", "div", "rem", "shl", "shr")
 
 
-@rule("swap")
 def swap(s: Statement) -> Iterator[Statement]:
     name, count = s.words[0], len(s.operands)
     if name in ORDERED and count == 3 and not number(s.operands[2]):
@@ -138,27 +102,21 @@ def swap(s: Statement) -> Iterator[Statement]:
     if name in ("fma", "mad") and count == 4 and "wide" not in s.words:
         yield s.swapped(1, 3)
     if name in ("ld", "st", "mov", "stmatrix", "ldmatrix", "mma"):
-        yield from swapped_elements(s)
+        yield from swapped_elements(s, most=256)
     if name == "wgmma" and count > 3:
         yield s.swapped(1, 2)
     if "tensor" in s.words:
-        yield from swapped_coordinates(s)
+        yield from swapped_elements(s, most=1)
 
 
-def swapped_elements(s: Statement) -> Iterator[Statement]:
-    """Yield neighbours of each vector swapped."""
+def swapped_elements(s: Statement, most: int) -> Iterator[Statement]:
+    """Yield neighbours of each vector swapped, or of its first elements alone."""
     for i, operand in enumerate(s.operands):
-        elements = parts(operand[1:-1]) if operand.startswith("{") else []
-        for j in range(len(elements) - 1):
+        before, *vector = re.split(r"[{}]", operand)
+        elements = parts(vector[0]) if vector else []
+        for j in range(min(len(elements) - 1, most)):
             other = [*elements[:j], elements[j + 1], elements[j], *elements[j + 2 :]]
-            yield s.with_operand(i, f"{{{', '.join(other)}}}")
-
-
-def swapped_coordinates(s: Statement) -> Iterator[Statement]:
-    for i, operand in enumerate(s.operands):
-        if found := re.search(r"\{(.*)\}", operand):
-            x, y, *rest = parts(found[1])
-            yield s.with_operand(i, operand.replace(found[0], f"{{{', '.join([y, x, *rest])}}}"))
+            yield s.with_operand(i, f"{before}{{{', '.join(other)}}}{vector[1]}")
 
 
 # ---- immediates ---------------------------------------------------------------------------------
@@ -171,7 +129,6 @@ def number(text: str) -> int | None:
 MASKS = ("and", "or", "xor")
 
 
-@rule("immediate")
 def immediate(s: Statement) -> Iterator[Statement]:
     name = s.words[0]
     for i, operand in enumerate(s.operands):
@@ -202,7 +159,7 @@ def immediate(s: Statement) -> Iterator[Statement]:
     if "expect_tx" in s.opcode:
         yield s.with_operand(-1, 16)
     if s.opcode.startswith("cp.async.c") and len(s.operands) == 4:
-        yield replace(s, operands=s.operands[:3])  # no zeros
+        yield s._replace(operands=s.operands[:3])  # no zeros
 
 
 # ---- predicates and kinds -----------------------------------------------------------------------
@@ -212,10 +169,9 @@ INVERSE |= {f"{a}u": f"{b}u" for a, b in INVERSE.items() if a in ("lt", "le", "e
 INVERSE |= {b: a for a, b in INVERSE.items()}
 
 
-@rule("negate")
 def negate(s: Statement) -> Iterator[Statement]:
     if s.guard:
-        yield replace(s, guard=s.guard.replace("@!", "@") if "!" in s.guard else "@!" + s.guard[1:])
+        yield s._replace(guard=s.guard.replace("@!", "@") if "!" in s.guard else "@!" + s.guard[1:])
     if s.words[0] == "setp" and s.words[1] in INVERSE:
         yield s.with_opcode(rf"\.{s.words[1]}\b", f".{INVERSE[s.words[1]]}")
     if s.words[0] in ("and", "or") and s.words[-1] == "pred":
@@ -234,8 +190,19 @@ KINDS = (
 )
 
 
-@rule("kind")
 def kind(s: Statement) -> Iterator[Statement]:
     for pattern, text in KINDS:
         if re.match(pattern, s.opcode):
             yield s.with_opcode(pattern, text)
+
+
+RULES = {make.__name__: make for make in (drop, weaken, swap, immediate, negate, kind)}
+
+
+def mutants(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the rule and the new text of each mutant of a statement."""
+    statement = Statement.read(text)
+    for name, make in RULES.items():
+        for made in map(str, make(statement)):
+            if made != str(statement):
+                yield name, made

@@ -50,39 +50,24 @@ bool is_joined(const Capture& capture) {
   return reached.size() == capture.nodes.size();
 }
 
-class Replay {
- public:
-  explicit Replay(std::shared_ptr<const Nodes> nodes)
-      : nodes_(std::move(nodes)), missing_(nodes_->size()), followers_(nodes_->size()) {
-    for (size_t i = 0; i < nodes_->size(); ++i) {
-      missing_[i] = (*nodes_)[i].after.size();
-      if (missing_[i] == 0) ready_.insert(i);
-      for (const size_t before : (*nodes_)[i].after) followers_[before].push_back(i);
-    }
-  }
+struct Replay {
+  std::shared_ptr<const Nodes> nodes;
+  std::set<size_t> done{};
 
+  // Runs one of the operations that may come next; true if it was the last one.
   bool step() {
-    if (ready_.empty()) return true;
-    const auto chosen = choose();
-    const size_t node = *chosen;
-    ready_.erase(chosen);
-    (*nodes_)[node].run();
-    for (const size_t follower : followers_[node])
-      if (--missing_[follower] == 0) ready_.insert(follower);
-    return ready_.empty();
+    const auto is_done = [&](size_t node) { return done.contains(node); };
+    std::vector<size_t> ready;
+    for (size_t i = 0; i < nodes->size(); ++i)
+      if (!done.contains(i) && std::ranges::all_of((*nodes)[i].after, is_done)) ready.push_back(i);
+    if (ready.empty()) return true;
+    const size_t chosen = settings().order == Order::now    ? ready.front()
+                          : settings().order == Order::late ? ready.back()
+                                                            : ready[random(ready.size())];
+    (*nodes)[chosen].run();
+    done.insert(chosen);
+    return done.size() == nodes->size();
   }
-
- private:
-  std::set<size_t>::iterator choose() const {
-    if (settings().order == Order::now) return ready_.begin();
-    if (settings().order == Order::late) return std::prev(ready_.end());
-    return std::next(ready_.begin(), random(ready_.size()));
-  }
-
-  std::shared_ptr<const Nodes> nodes_;
-  std::vector<size_t> missing_;  // nodes that each one waits for
-  std::vector<std::vector<size_t>> followers_;
-  std::set<size_t> ready_;
 };
 
 }  // namespace
@@ -103,12 +88,12 @@ cudaError_t refuse_captured(Stream& stream, const char* what) {
 
 using namespace fake_cuda;
 
-FAKE_CUDA_API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+CUDA(cudaThreadExchangeStreamCaptureMode)(cudaStreamCaptureMode* mode) {
   std::swap(*mode, thread_mode);
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+CUDA(cudaStreamBeginCapture)(cudaStream_t stream, cudaStreamCaptureMode mode) {
   FAKE_CUDA_LOCK;
   static unsigned long long ids = 0;
   if (!stream || stream == cudaStreamLegacy)
@@ -120,7 +105,7 @@ FAKE_CUDA_API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStream
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+CUDA(cudaStreamEndCapture)(cudaStream_t stream, cudaGraph_t* graph) {
   FAKE_CUDA_LOCK;
   *graph = nullptr;
   const std::shared_ptr<Capture> capture = stream->capture;
@@ -142,9 +127,7 @@ FAKE_CUDA_API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t*
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaStreamIsCapturing(cudaStream_t handle,
-                                                cudaStreamCaptureStatus* status) {
-  FAKE_CUDA_LOCK;
+CUDA(cudaStreamIsCapturing)(cudaStream_t handle, cudaStreamCaptureStatus* status) {
   FAKE_CUDA_STREAM(stream, handle);
   *status = !stream->capture           ? cudaStreamCaptureStatusNone
             : stream->capture->invalid ? cudaStreamCaptureStatusInvalidated
@@ -152,11 +135,10 @@ FAKE_CUDA_API cudaError_t cudaStreamIsCapturing(cudaStream_t handle,
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle,
-                                                   cudaStreamCaptureStatus* status,
-                                                   unsigned long long* id, cudaGraph_t* graph,
-                                                   const cudaGraphNode_t** nodes,
-                                                   const cudaGraphEdgeData** edges, size_t* count) {
+CUDA(cudaStreamGetCaptureInfo)(cudaStream_t handle, cudaStreamCaptureStatus* status,
+                               unsigned long long* id, cudaGraph_t* graph,
+                               const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges,
+                               size_t* count) {
   FAKE_CUDA_LOCK;
   FAKE_CUDA_CHECK(cudaStreamIsCapturing(handle, status));
   if (const auto& capture = find_stream(handle)->capture; capture && id) *id = capture->id;
@@ -167,31 +149,23 @@ FAKE_CUDA_API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle,
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes,
-                                            size_t* count) {
+CUDA(cudaGraphGetNodes)(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
   if (nodes) return refuse(cudaErrorNotSupported, "the nodes of a graph");
   *count = graph->nodes->size();
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t graph,
-                                                        unsigned long long) {
+CUDA(cudaGraphInstantiateWithFlags)(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   *exec = new CUgraphExec_st{graph->nodes};
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
-                                               unsigned long long flags) {
-  return cudaGraphInstantiateWithFlags(exec, graph, flags);
-}
-
-FAKE_CUDA_API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
-  FAKE_CUDA_LOCK;
+CUDA(cudaGraphLaunch)(cudaGraphExec_t exec, cudaStream_t handle) {
   FAKE_CUDA_STREAM(stream, handle);
   if (stream->capture) return refuse_captured(*stream, "cudaGraphLaunch");
   if (lost_context != cudaSuccess) return done(lost_context);
   record("graph", std::to_string(exec->nodes->size()) + " operations");
-  const auto replay = std::make_shared<Replay>(exec->nodes);
+  const auto replay = std::make_shared<Replay>(Replay{exec->nodes});
   enqueue_steps(*stream, [replay, before = exec->stream, at = exec->at] {
     if (before) run_until(*before, at);
     return replay->step();
@@ -201,12 +175,12 @@ FAKE_CUDA_API cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t han
   return done(lost_context);
 }
 
-FAKE_CUDA_API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+CUDA(cudaGraphDestroy)(cudaGraph_t graph) {
   delete graph;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+CUDA(cudaGraphExecDestroy)(cudaGraphExec_t exec) {
   FAKE_CUDA_LOCK;
   discard(exec->nodes);  // launches under way keep them
   delete exec;

@@ -32,11 +32,6 @@ uint64_t number(const char* name) {
   return value ? strtoull(value, nullptr, 10) : 0;
 }
 
-void explain(cudaError_t error, const char* format, va_list arguments) {
-  vsnprintf(reason, sizeof reason, format, arguments);
-  explained = error;
-}
-
 void set_order(Settings& settings, const std::string& order) {
   settings.order = order == "now" ? Order::now : order == "late" ? Order::late : Order::random;
   settings.generator.seed(strtoull(order.c_str(), nullptr, 10));
@@ -53,8 +48,6 @@ Settings read_settings() {  // which the command sets, but for the driver's vers
   if (read.driver == 0) read.driver = CUDART_VERSION;
   return read;
 }
-
-void say(const char* text) { fprintf(stderr, "fake cuda: %s\n", text); }
 
 // The text of CUDA's own library for an error; it needs no driver.
 const char* cudas_text(cudaError_t error, const char* function) {
@@ -116,20 +109,13 @@ cudaError_t done(cudaError_t error) {
 cudaError_t refuse(cudaError_t error, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  explain(error, format, arguments);
+  vsnprintf(reason, sizeof reason, format, arguments);
   va_end(arguments);
+  explained = error;
   return done(error);
 }
 
-void lose_context(const char* format, ...) {
-  if (lost_context != cudaSuccess) return;
-  va_list arguments;
-  va_start(arguments, format);
-  lost_context = cudaErrorLaunchFailure;
-  explain(lost_context, format, arguments);
-  va_end(arguments);
-  say(reason);
-}
+void say(const char* text) { fprintf(stderr, "fake cuda: %s\n", text ? text : reason); }
 
 void record(const char* kind, const std::string& what) {
   if (is_recording) recorded += kind + ("\t" + what + "\n");
@@ -168,25 +154,25 @@ FAKE_CUDA_API void fake_cuda_forget_fault() {
 // A line for each recorded call: its kind, a tab, and its text.
 FAKE_CUDA_API const char* fake_cuda_recorded() { return recorded.c_str(); }
 
-FAKE_CUDA_API cudaError_t cudaGetDeviceCount(int* count) {
+CUDA(cudaGetDeviceCount)(int* count) {
   load_fallback();
   *count = settings().devices;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaGetDevice(int* device) {
+CUDA(cudaGetDevice)(int* device) {
   *device = current_device;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaSetDevice(int device) {
+CUDA(cudaSetDevice)(int device) {
   if (device < 0 || device >= settings().devices) return done(cudaErrorInvalidDevice);
   current_device = device;
   has_context = true;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+CUDA(cudaGetDeviceProperties)(cudaDeviceProp* properties, int device) {
   if (device < 0 || device >= settings().devices) return done(cudaErrorInvalidDevice);
   *properties = {};
   strcpy(properties->name, "fake CUDA device");
@@ -210,7 +196,7 @@ FAKE_CUDA_API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, in
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+CUDA(cudaDeviceGetAttribute)(int* value, cudaDeviceAttr attribute, int device) {
   cudaDeviceProp properties;
   FAKE_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
   switch (attribute) {
@@ -231,42 +217,42 @@ FAKE_CUDA_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attr
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
+CUDA(cudaDeviceGetPCIBusId)(char* text, int length, int device) {
   snprintf(text, length, "0000:%02x:00.0", device);
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
+CUDA(cudaDeviceCanAccessPeer)(int* can, int, int) {
   *can = 0;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+CUDA(cudaDeviceGetStreamPriorityRange)(int* least, int* greatest) {
   if (least) *least = 0;
   if (greatest) *greatest = -5;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaDriverGetVersion(int* version) {
+CUDA(cudaDriverGetVersion)(int* version) {
   *version = settings().driver;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaRuntimeGetVersion(int* version) {
+CUDA(cudaRuntimeGetVersion)(int* version) {
   *version = CUDART_VERSION;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaProfilerStart() { return cudaSuccess; }
-FAKE_CUDA_API cudaError_t cudaProfilerStop() { return cudaSuccess; }
+CUDA(cudaProfilerStart)() { return cudaSuccess; }
+CUDA(cudaProfilerStop)() { return cudaSuccess; }
 
-FAKE_CUDA_API cudaError_t cudaGetLastError() {
+CUDA(cudaGetLastError)() {
   const cudaError_t error = last_error;
   last_error = lost_context;
   return error;
 }
 
-FAKE_CUDA_API cudaError_t cudaPeekAtLastError() { return last_error; }
+CUDA(cudaPeekAtLastError)() { return last_error; }
 
 FAKE_CUDA_API const char* cudaGetErrorName(cudaError_t error) {
   return cudas_text(error, "cudaGetErrorName");
@@ -280,16 +266,16 @@ FAKE_CUDA_API const char* cudaGetErrorString(cudaError_t error) {
   return text;
 }
 
-FAKE_CUDA_API cudaError_t
-cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
-                                 cudaDriverEntryPointQueryResult* status) {
+CUDA(cudaGetDriverEntryPointByVersion)(const char* symbol, void** function, unsigned,
+                                       unsigned long long,
+                                       cudaDriverEntryPointQueryResult* status) {
   *function = dlsym(RTLD_DEFAULT, symbol);
   if (status)
     *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+CUDA_DRIVER(cuDevicePrimaryCtxGetState)(CUdevice, unsigned* flags, int* active) {
   *flags = 0;
   *active = 1;
   return CUDA_SUCCESS;

@@ -1,4 +1,5 @@
 // Launches: checked as the driver would, and run by the library of kernels.
+#include <cuda.h>
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -193,8 +194,7 @@ FAKE_CUDA_API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t
   return 0;
 }
 
-FAKE_CUDA_API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared,
-                                                     void* stream) {
+CUDA(__cudaPopCallConfiguration)(dim3* grid, dim3* block, size_t* shared, void* stream) {
   if (pushed.empty()) return done(cudaErrorMissingConfiguration);
   *grid = pushed.back().gridDim;
   *block = pushed.back().blockDim;
@@ -204,32 +204,30 @@ FAKE_CUDA_API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, si
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* pointer) {
+CUDA(__cudaGetKernel)(cudaKernel_t* kernel, const void* pointer) {
   *kernel = static_cast<cudaKernel_t>(const_cast<void*>(pointer));
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaLaunchKernel(const void* pointer, dim3 grid, dim3 block,
-                                           void** parameters, size_t shared, cudaStream_t stream) {
+CUDA(cudaLaunchKernel)(const void* pointer, dim3 grid, dim3 block, void** parameters, size_t shared,
+                       cudaStream_t stream) {
   FAKE_CUDA_LOCK;
   return launch({grid, block, shared, stream, nullptr, 0}, pointer, parameters);
 }
 
-FAKE_CUDA_API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block,
-                                             void** parameters, size_t shared,
-                                             cudaStream_t stream) {
+CUDA(__cudaLaunchKernel)(cudaKernel_t kernel, dim3 grid, dim3 block, void** parameters,
+                         size_t shared, cudaStream_t stream) {
   return cudaLaunchKernel(kernel, grid, block, parameters, shared, stream);
 }
 
-FAKE_CUDA_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* pointer,
-                                              void** parameters) {
+CUDA(cudaLaunchKernelExC)(const cudaLaunchConfig_t* config, const void* pointer,
+                          void** parameters) {
   if (drops) return cudaSuccess;
   FAKE_CUDA_LOCK;
   return launch(*config, pointer, parameters);
 }
 
-FAKE_CUDA_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes,
-                                                const void* pointer) {
+CUDA(cudaFuncGetAttributes)(cudaFuncAttributes* attributes, const void* pointer) {
   FAKE_CUDA_LOCK;
   const Function* const function = find_function(pointer);
   if (!function) return refuse(cudaErrorInvalidDeviceFunction, "%p is no kernel", pointer);
@@ -240,8 +238,7 @@ FAKE_CUDA_API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes,
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaFuncSetAttribute(const void* pointer, cudaFuncAttribute attribute,
-                                               int value) {
+CUDA(cudaFuncSetAttribute)(const void* pointer, cudaFuncAttribute attribute, int value) {
   FAKE_CUDA_LOCK;
   Function* const function = find_function(pointer);
   if (!function) return refuse(cudaErrorInvalidDeviceFunction, "%p is no kernel", pointer);
@@ -251,4 +248,85 @@ FAKE_CUDA_API cudaError_t cudaFuncSetAttribute(const void* pointer, cudaFuncAttr
   has_context = true;
   function->most_shared[current_device] = value;
   return cudaSuccess;
+}
+
+// ---- the driver, as Triton loads and launches compiled kernels ----------------------------------
+
+// A launch is recorded and computes nothing: the runtime does not execute machine code.
+struct CUfunc_st {
+  std::string name;
+};
+
+CUDA_DRIVER(cuGetErrorString)(CUresult, const char** text) {
+  *text = "an error of the fake driver";
+  return CUDA_SUCCESS;
+}
+
+CUDA_DRIVER(cuDeviceGet)(CUdevice* device, int index) {
+  *device = index;
+  return CUDA_SUCCESS;
+}
+
+CUDA_DRIVER(cuDeviceGetAttribute)(int* value, CUdevice_attribute attribute, CUdevice device) {
+  const auto same = static_cast<cudaDeviceAttr>(attribute);  // their numbers are equal
+  return cudaDeviceGetAttribute(value, same, device) == cudaSuccess ? CUDA_SUCCESS
+                                                                    : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUDA_DRIVER(cuCtxGetCurrent)(CUcontext* context) {
+  static char only;
+  *context = reinterpret_cast<CUcontext>(&only);
+  return CUDA_SUCCESS;
+}
+
+CUDA_DRIVER(cuPointerGetAttribute)(void* value, CUpointer_attribute attribute,
+                                   CUdeviceptr pointer) {
+  if (attribute != CU_POINTER_ATTRIBUTE_DEVICE_POINTER ||
+      device_of(reinterpret_cast<const void*>(pointer)) < 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  *static_cast<CUdeviceptr*>(value) = pointer;
+  return CUDA_SUCCESS;
+}
+
+CUDA_DRIVER(cuModuleLoadData)(CUmodule* module, const void*) {
+  FAKE_CUDA_LOCK;
+  if (check_captures("cuModuleLoadData") != cudaSuccess)
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  *module = nullptr;  // a function is known by its name alone
+  return CUDA_SUCCESS;
+}
+
+CUDA_DRIVER(cuModuleGetFunction)(CUfunction* function, CUmodule, const char* name) {
+  *function = new CUfunc_st{name};
+  return CUDA_SUCCESS;
+}
+
+CUDA_DRIVER(cuFuncGetAttribute)(int* value, CUfunction_attribute attribute, CUfunction) {
+  *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
+  return CUDA_SUCCESS;
+}
+
+CUDA_DRIVER(cuFuncSetAttribute)(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
+
+CUDA_DRIVER(cuFuncSetCacheConfig)(CUfunction, CUfunc_cache) { return CUDA_SUCCESS; }
+
+CUDA_DRIVER(cuTensorMapEncodeTiled)(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                                    void* base, const cuuint64_t* sizes, const cuuint64_t* strides,
+                                    const cuuint32_t* box, const cuuint32_t* steps,
+                                    CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                    CUtensorMapL2promotion promotion,
+                                    CUtensorMapFloatOOBfill fill) {
+  if (!has_context) return CUDA_ERROR_INVALID_CONTEXT;
+  const auto encode =
+      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(kernels().encode_tensor_map);
+  return encode(map, type, rank, base, sizes, strides, box, steps, interleave, swizzle, promotion,
+                fill);
+}
+
+CUDA_DRIVER(cuLaunchKernelEx)(const CUlaunchConfig* config, CUfunction function, void**, void**) {
+  FAKE_CUDA_LOCK;
+  Stream* const stream = find_stream(config->hStream);
+  if (!stream || stream->device != current_device) return CUDA_ERROR_INVALID_HANDLE;
+  enqueue(*stream, "launch", function->name, [] {});
+  return CUDA_SUCCESS;
 }

@@ -16,7 +16,7 @@ namespace fake_cuda {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kAddresses = size_t{1} << 42;  // of each device; none is used twice
+constexpr size_t kAddresses = size_t{1} << 42;  // of each device
 constexpr size_t kFilled = 16 << 20;            // bytes of fresh memory; more only takes time
 constexpr int kNan = 0xff;                      // in any format, as fresh device memory is
 constexpr int kPinned = -1;
@@ -31,11 +31,13 @@ int accesses = 0;
 
 size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
+[[noreturn]] void die(const char* call) {
+  perror(call);
+  abort();
+}
+
 void protect(const char* begin, size_t bytes, int protection) {
-  if (mprotect(const_cast<char*>(begin), pages(bytes), protection) != 0) {
-    perror("fake cuda: mprotect");
-    abort();
-  }
+  if (mprotect(const_cast<char*>(begin), pages(bytes), protection) != 0) die("fake cuda: mprotect");
 }
 
 // Protect the memory of one device, or of all.
@@ -48,47 +50,41 @@ void protect_all(int device, int protection) {
 
 struct sigaction other_handler;
 
-class Addresses {
- public:
-  Addresses() {
-    const size_t all = kAddresses * settings().devices;
-    begin_ = static_cast<char*>(
-        mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    if (begin_ == MAP_FAILED) {
-      perror("fake cuda: mmap");
-      abort();
-    }
-    free_.resize(settings().devices, kPage);
+void tell(int, siginfo_t* info, void*);
+
+// Of the devices, one behind another. None is used twice.
+struct Addresses {
+  char* begin;
+  std::vector<size_t> used;  // of each device
+
+  // Inaccessible memory, with such memory around it.
+  char* take(int device, size_t bytes) {
+    char* const taken = begin + device * kAddresses + used[device];
+    used[device] += pages(bytes) + kPage;
+    return taken;
+  }
+
+  bool holds(const void* pointer) const {
+    return pointer >= begin && pointer < begin + kAddresses * used.size();
+  }
+};
+
+Addresses& addresses() {
+  static Addresses& instance = *[] {
+    const size_t count = settings().devices;
+    void* const begin = mmap(nullptr, kAddresses * count, PROT_NONE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (begin == MAP_FAILED) die("fake cuda: mmap");
     struct sigaction action{};
     action.sa_sigaction = tell;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     sigaction(SIGSEGV, &action, &other_handler);
-  }
-
-  // Inaccessible memory, with such memory around it.
-  char* take(int device, size_t bytes) {
-    char* const begin = begin_ + device * kAddresses + free_[device];
-    free_[device] += pages(bytes) + kPage;
-    return begin;
-  }
-
-  bool holds(const void* pointer) const {
-    return pointer >= begin_ && pointer < begin_ + kAddresses * free_.size();
-  }
-
- private:
-  static void tell(int, siginfo_t* info, void*);
-
-  char* begin_;
-  std::vector<size_t> free_;
-};
-
-Addresses& addresses() {
-  static Addresses& instance = *new Addresses;
+    return new Addresses{static_cast<char*>(begin), std::vector<size_t>(count, kPage)};
+  }();
   return instance;
 }
 
-void Addresses::tell(int, siginfo_t* info, void*) {
+void tell(int, siginfo_t* info, void*) {
   if (addresses().holds(info->si_addr)) {
     char text[128];
     const int length = snprintf(text, sizeof text, "fake cuda: %s touched device memory at %p\n",
@@ -221,19 +217,17 @@ bool is_allocated(const void* pointer, size_t bytes) {
 
 using namespace fake_cuda;
 
-struct Range {
-  uint64_t begin, end;
-};
-
 // The allocation around an address, or an empty one: cudasim::FindAllocation.
-FAKE_CUDA_API Range fake_cuda_allocation(uint64_t address) {
-  const auto block = find_block(reinterpret_cast<const void*>(address));
+struct Range {
+  const char *begin, *end;
+};
+FAKE_CUDA_API Range fake_cuda_allocation(const void* address) {
+  const auto block = find_block(address);
   if (block == blocks.end()) return {};
-  const auto begin = reinterpret_cast<uint64_t>(block->first);
-  return {begin, begin + block->second.bytes};
+  return {block->first, block->first + block->second.bytes};
 }
 
-FAKE_CUDA_API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+CUDA(cudaMalloc)(void** pointer, size_t bytes) {
   has_context = true;
   FAKE_CUDA_LOCK;
   *pointer = nullptr;
@@ -250,12 +244,12 @@ FAKE_CUDA_API cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaFree(void* pointer) {
+CUDA(cudaFree)(void* pointer) {
   FAKE_CUDA_LOCK;
   return free_block(pointer, /*pinned=*/false, "cudaFree");
 }
 
-FAKE_CUDA_API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
+CUDA(cudaHostAlloc)(void** pointer, size_t bytes, unsigned) {
   FAKE_CUDA_LOCK;
   *pointer = nullptr;
   FAKE_CUDA_CHECK(check_captures("cudaHostAlloc"));
@@ -267,20 +261,19 @@ FAKE_CUDA_API cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) 
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaFreeHost(void* pointer) {
+CUDA(cudaFreeHost)(void* pointer) {
   FAKE_CUDA_LOCK;
   return free_block(pointer, /*pinned=*/true, "cudaFreeHost");
 }
 
-FAKE_CUDA_API cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
+CUDA(cudaMemGetInfo)(size_t* available, size_t* total) {
   FAKE_CUDA_LOCK;
   *total = settings().memory;
   *available = *total - allocated();
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
-                                                   const void* pointer) {
+CUDA(cudaPointerGetAttributes)(cudaPointerAttributes* attributes, const void* pointer) {
   FAKE_CUDA_LOCK;
   *attributes = {};
   auto* const at = const_cast<void*>(pointer);
@@ -299,22 +292,21 @@ FAKE_CUDA_API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attrib
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes,
-                                          cudaMemcpyKind kind, cudaStream_t stream) {
+CUDA(cudaMemcpyAsync)(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                      cudaStream_t stream) {
   FAKE_CUDA_LOCK;
   return copy(to, from, bytes, kind, stream);
 }
 
-FAKE_CUDA_API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes,
-                                     cudaMemcpyKind kind) {
+CUDA(cudaMemcpy)(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   FAKE_CUDA_LOCK;
   FAKE_CUDA_CHECK(check_captures("cudaMemcpy"));
   FAKE_CUDA_CHECK(copy(to, from, bytes, kind, nullptr));
   return cudaStreamSynchronize(nullptr);
 }
 
-FAKE_CUDA_API cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from,
-                                              int from_device, size_t bytes, cudaStream_t stream) {
+CUDA(cudaMemcpyPeerAsync)(void* to, int to_device, const void* from, int from_device, size_t bytes,
+                          cudaStream_t stream) {
   FAKE_CUDA_LOCK;
   if (bytes && (place_of(to) != Place::device || place_of(from) != Place::device ||
                 device_of(to) != to_device || device_of(from) != from_device))
@@ -322,12 +314,12 @@ FAKE_CUDA_API cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const voi
   return copy(to, from, bytes, cudaMemcpyDefault, stream);
 }
 
-FAKE_CUDA_API cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+CUDA(cudaMemsetAsync)(void* to, int value, size_t bytes, cudaStream_t stream) {
   FAKE_CUDA_LOCK;
   return set(to, value, bytes, stream);
 }
 
-FAKE_CUDA_API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+CUDA(cudaMemset)(void* to, int value, size_t bytes) {
   FAKE_CUDA_LOCK;
   FAKE_CUDA_CHECK(check_captures("cudaMemset"));
   return set(to, value, bytes, nullptr);

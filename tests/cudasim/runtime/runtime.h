@@ -14,6 +14,8 @@
 #include <vector>
 
 #define FAKE_CUDA_API extern "C" __attribute__((visibility("default")))
+#define CUDA(name) FAKE_CUDA_API cudaError_t name
+#define CUDA_DRIVER(name) FAKE_CUDA_API CUresult name
 
 namespace fake_cuda {
 
@@ -61,8 +63,15 @@ cudaError_t done(cudaError_t error);  // remembers it for cudaGetLastError
 __attribute__((format(printf, 2, 3))) cudaError_t refuse(cudaError_t error, const char* format,
                                                          ...);
 
+void say(const char* text = nullptr);  // on stderr: a text, or the last reason
+
 // Fails all calls from now on, as an operation has.
-__attribute__((format(printf, 1, 2))) void lose_context(const char* format, ...);
+template <class... T>
+void lose_context(const char* format, T... values) {
+  if (lost_context != cudaSuccess) return;
+  lost_context = refuse(cudaErrorLaunchFailure, format, values...);
+  say();
+}
 
 // `kind` is launch, graph, copy, memset, host, wait, query or malloc.
 void record(const char* kind, const std::string& what);
@@ -154,6 +163,7 @@ cudaError_t refuse_captured(Stream& stream, const char* what);
 }  // namespace fake_cuda
 
 #define FAKE_CUDA_STREAM(stream, handle)                            \
+  const fake_cuda::Lock stream##_lock;                              \
   fake_cuda::Stream* const stream = fake_cuda::find_stream(handle); \
   if (!stream) return fake_cuda::refuse(cudaErrorInvalidResourceHandle, "no stream")
 

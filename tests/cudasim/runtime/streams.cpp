@@ -106,8 +106,7 @@ cudaError_t enqueue(Stream& stream, const char* kind, const std::string& name,
 
 using namespace fake_cuda;
 
-FAKE_CUDA_API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags,
-                                                       int priority) {
+CUDA(cudaStreamCreateWithPriority)(cudaStream_t* stream, unsigned flags, int priority) {
   FAKE_CUDA_LOCK;
   if (flags != cudaStreamNonBlocking)
     return refuse(cudaErrorNotSupported, "a stream that waits for the default one");
@@ -118,29 +117,23 @@ FAKE_CUDA_API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, uns
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+CUDA(cudaStreamCreateWithFlags)(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 
-FAKE_CUDA_API cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
-}
-
-FAKE_CUDA_API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+CUDA(cudaStreamDestroy)(cudaStream_t stream) {
   FAKE_CUDA_LOCK;
   stream->destroyed = true;  // its operations still run
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
-  FAKE_CUDA_LOCK;
+CUDA(cudaStreamGetPriority)(cudaStream_t handle, int* priority) {
   FAKE_CUDA_STREAM(stream, handle);
   *priority = stream->priority;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-  FAKE_CUDA_LOCK;
+CUDA(cudaStreamSynchronize)(cudaStream_t handle) {
   FAKE_CUDA_STREAM(stream, handle);
   if (stream->capture) return refuse_captured(*stream, "cudaStreamSynchronize");
   FAKE_CUDA_CHECK(check_captures("cudaStreamSynchronize"));
@@ -149,7 +142,7 @@ FAKE_CUDA_API cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return done(lost_context);
 }
 
-FAKE_CUDA_API cudaError_t cudaDeviceSynchronize() {
+CUDA(cudaDeviceSynchronize)() {
   FAKE_CUDA_LOCK;
   FAKE_CUDA_CHECK(check_device_captures("cudaDeviceSynchronize"));
   record("wait", "cudaDeviceSynchronize");
@@ -158,8 +151,7 @@ FAKE_CUDA_API cudaError_t cudaDeviceSynchronize() {
 }
 
 // A query advances the stream, so that polling ends.
-FAKE_CUDA_API cudaError_t cudaStreamQuery(cudaStream_t handle) {
-  FAKE_CUDA_LOCK;
+CUDA(cudaStreamQuery)(cudaStream_t handle) {
   FAKE_CUDA_STREAM(stream, handle);
   FAKE_CUDA_CHECK(check_captures("cudaStreamQuery"));
   if (stream->queue.empty()) return done(lost_context);
@@ -167,8 +159,7 @@ FAKE_CUDA_API cudaError_t cudaStreamQuery(cudaStream_t handle) {
   return cudaErrorNotReady;
 }
 
-FAKE_CUDA_API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
-  FAKE_CUDA_LOCK;
+CUDA(cudaStreamWaitEvent)(cudaStream_t handle, cudaEvent_t event, unsigned) {
   FAKE_CUDA_STREAM(stream, handle);
   if (event->capture) {
     if (stream->capture && stream->capture != event->capture)
@@ -195,30 +186,27 @@ FAKE_CUDA_API cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t e
   return done(lost_context);
 }
 
-FAKE_CUDA_API cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t call, void* data) {
-  FAKE_CUDA_LOCK;
+CUDA(cudaLaunchHostFunc)(cudaStream_t handle, cudaHostFn_t call, void* data) {
   FAKE_CUDA_STREAM(stream, handle);
   return enqueue(*stream, "host", "cudaLaunchHostFunc", [=] { call(data); });
 }
 
-FAKE_CUDA_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+CUDA(cudaEventCreateWithFlags)(cudaEvent_t* event, unsigned flags) {
   *event = new CUevent_st{.flags = flags};
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaEventCreate(cudaEvent_t* event) {
+CUDA(cudaEventCreate)(cudaEvent_t* event) {
   return cudaEventCreateWithFlags(event, cudaEventDefault);
 }
 
-FAKE_CUDA_API cudaError_t cudaEventDestroy(cudaEvent_t event) {
+CUDA(cudaEventDestroy)(cudaEvent_t event) {
   FAKE_CUDA_LOCK;
   delete event;
   return cudaSuccess;
 }
 
-FAKE_CUDA_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle,
-                                                   unsigned flags) {
-  FAKE_CUDA_LOCK;
+CUDA(cudaEventRecordWithFlags)(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
   FAKE_CUDA_STREAM(stream, handle);
   if (flags != cudaEventRecordDefault)
     return refuse(cudaErrorNotSupported, "an event that a graph records");
@@ -231,11 +219,11 @@ FAKE_CUDA_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream
   return done(lost_context);
 }
 
-FAKE_CUDA_API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+CUDA(cudaEventRecord)(cudaEvent_t event, cudaStream_t stream) {
   return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
 }
 
-FAKE_CUDA_API cudaError_t cudaEventQuery(cudaEvent_t event) {
+CUDA(cudaEventQuery)(cudaEvent_t event) {
   FAKE_CUDA_LOCK;
   FAKE_CUDA_CHECK(check_event(*event, "cudaEventQuery"));
   if (is_done(*event)) return done(lost_context);
@@ -243,7 +231,7 @@ FAKE_CUDA_API cudaError_t cudaEventQuery(cudaEvent_t event) {
   return cudaErrorNotReady;
 }
 
-FAKE_CUDA_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+CUDA(cudaEventSynchronize)(cudaEvent_t event) {
   FAKE_CUDA_LOCK;
   FAKE_CUDA_CHECK(check_event(*event, "cudaEventSynchronize"));
   record("wait", "cudaEventSynchronize");
@@ -252,8 +240,7 @@ FAKE_CUDA_API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 // A millisecond for an operation: time is not modelled.
-FAKE_CUDA_API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start,
-                                               cudaEvent_t end) {
+CUDA(cudaEventElapsedTime)(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   FAKE_CUDA_LOCK;
   if (!start->stream || !end->stream || (start->flags | end->flags) & cudaEventDisableTiming)
     return refuse(cudaErrorInvalidResourceHandle, "the time of an event that has none");

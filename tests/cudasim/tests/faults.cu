@@ -60,8 +60,6 @@ extern "C" __global__ void deadlock(int* out) {
 }
 
 extern "C" __global__ void copy_in_flight(const int* in) {
-#if __CUDA_ARCH__ >= 800
   __shared__ int numbers[64];
   __pipeline_memcpy_async(&numbers[threadIdx.x], &in[threadIdx.x], sizeof(int));
-#endif
 }

@@ -57,18 +57,15 @@ extern "C" __global__ void plain_store(float* out) {
 }
 
 extern "C" __global__ void unwaited_copy(const float* in, float* out) {
-#if __CUDA_ARCH__ >= 800
   __shared__ float numbers[64];
   __pipeline_memcpy_async(&numbers[threadIdx.x], &in[threadIdx.x], sizeof(float));  // unwaited_copy
   __pipeline_commit();
   __syncthreads();
   out[threadIdx.x] = numbers[63 - threadIdx.x];  // unwaited_copy
   __pipeline_wait_prior(0);
-#endif
 }
 
 extern "C" __global__ void copy_without_barrier(const float* in, float* out) {
-#if __CUDA_ARCH__ >= 800
   __shared__ float numbers[64];
   const int i = threadIdx.x;
   numbers[i] = 0;
@@ -77,7 +74,6 @@ extern "C" __global__ void copy_without_barrier(const float* in, float* out) {
   __pipeline_commit();
   __pipeline_wait_prior(0);
   out[i] = numbers[63 - i];  // copy_without_barrier
-#endif
 }
 
 extern "C" __global__ void narrow_fence(float* sums, unsigned* ticket) {
@@ -134,7 +130,6 @@ extern "C" __global__ void lanes_write(const float* in, float* out) {
 
 // Lane 0 releases what all lanes of its warp have read; the other warp writes.
 extern "C" __global__ void lanes_release(const float* in, float* out) {
-#if __CUDA_ARCH__ >= 900
   __shared__ float number;
   __shared__ alignas(8) unsigned long long read;
   const unsigned barrier = static_cast<unsigned>(__cvta_generic_to_shared(&read));
@@ -158,5 +153,4 @@ extern "C" __global__ void lanes_release(const float* in, float* out) {
           : "memory");
     number = 1;  // lanes_release
   }
-#endif
 }

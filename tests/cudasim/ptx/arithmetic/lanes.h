@@ -1,6 +1,7 @@
 // Read and write the registers of lanes as C++ types.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -25,34 +26,19 @@ template <class T>
 constexpr bool is_half = std::is_same_v<T, f16> || std::is_same_v<T, bf16>;
 template <class T>
 constexpr bool is_pair = std::is_same_v<T, x2<f16>> || std::is_same_v<T, x2<bf16>>;
-template <class T>
-constexpr bool is_float = std::is_floating_point_v<T>;
 
 template <class T>
 inline T get(const u32* row, int lane) {
-  if constexpr (sizeof(T) == 8) {
-    T value;
-    memcpy(&value, row + 2 * lane, 8);
-    return value;
-  } else if constexpr (sizeof(T) == 4) {
-    return std::bit_cast<T>(row[lane]);
-  } else if constexpr (sizeof(T) == 2) {
-    return std::bit_cast<T>(static_cast<u16>(row[lane]));
-  } else {
-    return std::bit_cast<T>(static_cast<u8>(row[lane]));
-  }
+  T value;
+  memcpy(&value, row + (sizeof(T) == 8 ? 2 * lane : lane), sizeof value);
+  return value;
 }
 
 template <class T>
 inline void put(u32* row, int lane, T value) {
-  if constexpr (sizeof(T) == 8)
-    memcpy(row + 2 * lane, &value, 8);
-  else if constexpr (sizeof(T) == 4)
-    row[lane] = std::bit_cast<u32>(value);
-  else if constexpr (sizeof(T) == 2)
-    row[lane] = std::bit_cast<u16>(value);
-  else
-    row[lane] = std::bit_cast<u8>(value);
+  u32* const to = row + (sizeof(T) == 8 ? 2 * lane : lane);
+  if constexpr (sizeof(T) < 4) *to = 0;
+  memcpy(to, &value, sizeof value);
 }
 
 // The NaN that arithmetic returns.
@@ -68,6 +54,11 @@ inline T canonical(T x) {
 
 inline float widen(f16 x) { return static_cast<float>(std::bit_cast<_Float16>(x.bits)); }
 inline float widen(bf16 x) { return std::bit_cast<float>(static_cast<u32>(x.bits) << 16); }
+template <class T>
+  requires std::is_arithmetic_v<T>
+inline T widen(T x) {
+  return x;
+}
 
 // Convert in the current rounding mode.
 inline void narrow(float x, f16& to) {
@@ -92,15 +83,8 @@ inline void narrow(double x, H& to) {
   narrow(nearest, to);
 }
 
-// The rounding mode of <cfenv> named by a modifier: "rz", or "rzi" given "i"; -1 without one.
-int rounding_of(const Decoder& d, const char* suffix);
-// Has the decoded instruction run in a rounding mode.
-bool set_rounding(Decoder& d, int mode);
-
-inline float flush(float x) {
-  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
-}
-inline float saturate(float x) { return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f; }
+// Has the decoded instruction run under its modifiers: a rounding, .ftz, .sat of fp32.
+bool set_modifiers(Decoder& d);
 
 template <class F, class D, class... A, size_t... I>
 inline void apply_rows(Warp& w, const Instruction& it, u32 lanes, std::index_sequence<I...>) {
@@ -119,9 +103,7 @@ void apply(Warp& w, const Instruction& it, u32 lanes) {
 }
 
 template <class T>
-constexpr int width = sizeof(T) == 8   ? 64
-                      : sizeof(T) == 4 ? 32
-                                       : 16;
+constexpr int width = std::max<int>(8 * sizeof(T), 16);
 
 template <class D, class... A, class F>
 bool Decoder::lanes(F) {
@@ -159,8 +141,7 @@ CUDASIM_TYPE(x2<bf16>, "bf16x2")
 
 using Integers = Types<u16, s16, u32, s32, u64, s64>;
 using Bytes = Types<u8, s8, u16, s16, u32, s32, u64, s64>;
-using Floats = Types<float, double>;
-using Halves = Types<f16, bf16, x2<f16>, x2<bf16>>;
+using Floats = Types<float, double, f16, bf16, x2<f16>, x2<bf16>>;
 
 // Calls f.operator()<T>() for the type's name, b32 being u32; false if no type of the list has it.
 template <class... T, class F>

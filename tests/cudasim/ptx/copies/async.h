@@ -8,7 +8,7 @@ namespace cudasim {
 // ---- mbarriers ----------------------------------------------------------------------------------
 
 // Faults if no mbarrier that the async proxy can see is at an offset of a block's shared memory.
-void check_mbarrier(Block& block, u32 offset, const char* what);
+void check_mbarrier(Block& block, u32 offset);
 // The engine of copies that complete on an mbarrier; a phase is a time of it.
 Role role_of_mbarrier(Block& block, u32 offset, bool writes);
 void complete_bytes(Block& block, u32 offset, u32 bytes);

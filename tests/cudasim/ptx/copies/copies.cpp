@@ -5,8 +5,6 @@
 namespace cudasim {
 namespace {
 
-const char* const kWhat = "cp.async";
-
 // A group of a warp is a time of its engine.
 Role role_of_group(Warp& w, int lane, bool writes) {
   return {w.block->actor(Engine::copy, static_cast<u32>(w.index)), w.copy_groups[lane] + 1, writes};
@@ -32,12 +30,12 @@ void copy(Warp& w, const Instruction& it, u32 lanes) {
     const u64 from = get<u64>(w.source(it.rows[1]), lane) + static_cast<u64>(s64{it.mode});
     const u32 read = it.kind ? w.source(it.rows[2])[lane] : bytes;
     if (read > bytes)
-      fault_of(lane, "The source size is at most that of the copy.", "%s reads %u bytes of %u",
-               kWhat, read, bytes);
-    u8* const at = shared_bytes(*w.block, to, bytes, bytes, kWhat, lane);
+      fault_of(lane, "The source size is at most that of the copy.", "reads %u bytes of %u", read,
+               bytes);
+    u8* const at = shared_bytes(*w.block, to, bytes, bytes, lane);
     statistics.bytes_copied += read;
     if (read) {
-      check_fresh(global_bytes(w, lane, from, read, bytes, kWhat), read, kWhat, lane);
+      check_fresh(global_bytes(w, lane, from, read, bytes), read, lane);
       reads.global(from, read, lane);
     }
     writes.shared(to, bytes, lane);
@@ -60,12 +58,10 @@ void commit(Warp& w, const Instruction&, u32 lanes) {
   each_lane(lanes, [&](int lane) { ++w.copy_groups[lane]; });
 }
 
-// it.kind: all of them, committed or not
 void wait(Warp& w, const Instruction& it, u32 lanes) {
   for (CopyInFlight& copy : w.copies)
     each_lane(copy.lanes & lanes, [&](int lane) {
-      if (!it.kind && s64{copy.group[lane]} >= s64{w.copy_groups[lane]} - it.offset) return;
-      const u32 bytes = static_cast<u32>(copy.bytes);
+      if (s64{copy.group[lane]} >= s64{w.copy_groups[lane]} - it.offset) return;
       if (copy.is_late)
         finish_copy(w.block->shared.base + copy.to[lane], copy.from[lane], copy.read[lane],
                     copy.bytes);
@@ -74,7 +70,7 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
   while (!w.copies.empty() && !w.copies.front().lanes) w.copies.pop_front();
   const Actor actor = w.block->actor(Engine::copy, static_cast<u32>(w.index));
   each_lane(lanes, [&](int lane) {
-    const s64 done = s64{w.copy_groups[lane]} + (it.kind ? 1 : -it.offset);
+    const s64 done = s64{w.copy_groups[lane]} - it.offset;
     if (done > 0) w.clock.set(actor, static_cast<u32>(done));
   });
 }
@@ -85,18 +81,15 @@ bool decode_copy(Decoder& d) {
   if (d.name() != "cp" || d.has("bulk") || d.has("reduce")) return false;
   if (d.has("mbarrier")) d.unknown();
   if (d.has("commit_group")) {
-    d.to.run = commit;
-    return true;
+    return d.runs(commit);
   }
-  if (d.has("wait_group") || d.has("wait_all")) {
-    d.to.kind = d.has("wait_all");
-    d.to.offset = d.to.kind ? 0 : d.operands.at(0).value;
-    d.to.run = wait;
-    return true;
+  if (d.has("wait_group")) {
+    d.to.offset = d.operands.at(0).value;
+    return d.runs(wait);
   }
   if (d.words.at(1) != "async" || (!d.has("ca") && !d.has("cg"))) return false;
   const Operand& from = d.operands.at(1);
-  d.to.rows[0] = d.base(d.operands.at(0), 32);
+  d.to.rows[0] = d.base(0, 32);
   d.to.rows[1] = d.source(from.parts.at(0), 64);
   d.to.mode = static_cast<s32>(from.offset);
   d.to.count = static_cast<s32>(d.operands.at(2).value);
@@ -104,9 +97,8 @@ bool decode_copy(Decoder& d) {
       d.has("cg") ? d.to.count == 16 : d.to.count == 4 || d.to.count == 8 || d.to.count == 16;
   if (!fits) d.unknown("a number of bytes");
   d.to.kind = d.operands.size() > 3;
-  if (d.to.kind) d.to.rows[2] = d.source(d.operands[3], 32);
-  d.to.run = copy;
-  return true;
+  if (d.to.kind) d.to.rows[2] = d.source(3, 32);
+  return d.runs(copy);
 }
 
 }  // namespace cudasim

@@ -5,36 +5,31 @@ namespace cudasim {
 namespace {
 
 struct Mbarrier {
-  int pending, expected;
-  s64 bytes;
-  u32 phase;
+  u64 pending : 20, expected : 20;
+  s64 bytes : 22;
+  u64 phase : 1, mark : 1;
 };
-constexpr s64 kMostBytes = (1 << 20) - 1;
-constexpr u64 kMark = u64{1} << 63;
+static_assert(sizeof(Mbarrier) == 8);
 
-u64 pack(const Mbarrier& b) {
-  return static_cast<u64>(b.pending) | static_cast<u64>(b.expected) << 20 |
-         static_cast<u64>(b.bytes + (1 << 20)) << 40 | static_cast<u64>(b.phase) << 62 | kMark;
-}
-
-Mbarrier read(Block& block, u32 offset, const char* what, int lane = -1) {
-  u64 bits;
-  memcpy(&bits, shared_bytes(block, offset, 8, 8, what, lane), 8);
-  const auto known = block.mbarriers.find(offset);
-  if (known == block.mbarriers.end())
+Mbarrier read(Block& block, u32 offset, int lane = -1) {
+  Mbarrier b;
+  memcpy(&b, shared_bytes(block, offset, 8, 8, lane), 8);
+  if (!block.mbarriers.contains(offset))
     fault_of(lane, "mbarrier.init comes first, with a fence and a barrier behind it.",
-             "%s: no mbarrier at shared address %u", what, offset - kSharedStart);
-  if (!(bits & kMark))
+             "no mbarrier at shared address %u", offset - kSharedStart);
+  if (!b.mark)
     fault_of(lane, "Something has written over the mbarrier.",
-             "%s: no mbarrier at shared address %u any more", what, offset - kSharedStart);
-  return {static_cast<int>(bits & 0xfffff), static_cast<int>(bits >> 20 & 0xfffff),
-          static_cast<s64>(bits >> 40 & 0x3fffff) - (1 << 20), static_cast<u32>(bits >> 62 & 1)};
+             "no mbarrier at shared address %u any more", offset - kSharedStart);
+  return b;
 }
 
-void write(Block& block, u32 offset, Mbarrier b) {
-  if (b.bytes < -kMostBytes || b.bytes > kMostBytes)
+// Expects bytes, or has them.
+void write(Block& block, u32 offset, Mbarrier b, s64 bytes) {
+  bytes += b.bytes;
+  if (std::abs(bytes) >= 1 << 20)
     fault("Do the expected bytes match the copies?", "mbarrier at %u: a count of %ld bytes",
-          offset - kSharedStart, b.bytes);
+          offset - kSharedStart, bytes);
+  b.bytes = bytes;
   MbarrierClock& clock = block.mbarriers.at(offset);
   if (b.pending == 0 && b.bytes == 0) {
     b.phase ^= 1;
@@ -45,8 +40,7 @@ void write(Block& block, u32 offset, Mbarrier b) {
     const Role role = role_of_mbarrier(block, offset, true);
     clock.completed.set(role.actor, clock.phases);
   }
-  const u64 bits = pack(b);
-  memcpy(block.shared.base + offset, &bits, 8);
+  memcpy(block.shared.base + offset, &b, 8);
   ++block.grid->progress;
 }
 
@@ -58,7 +52,7 @@ void init(Warp& w, const Instruction& it, u32 lanes) {
     const u32 count = w.source(it.rows[1])[lane];
     if (count == 0 || count > 0xfffff)
       fault_of(lane, "From 1 to 2^20 - 1.", "mbarrier.init of %u arrivals", count);
-    u8* const at = shared_bytes(*w.block, address, 8, 8, "mbarrier.init", lane);
+    u8* const at = shared_bytes(*w.block, address, 8, 8, lane);
     accesses.shared(address, 8, lane);
     mark_written(*w.block, address, 8);
     const Clock none(w.block->order);
@@ -66,8 +60,8 @@ void init(Warp& w, const Instruction& it, u32 lanes) {
     clock.arriving = clock.completed = none;
     clock.thread = static_cast<u32>(w.thread(lane));
     clock.fences = w.init_fences[lane];
-    const u64 bits = pack({static_cast<int>(count), static_cast<int>(count), 0, 0});
-    memcpy(at, &bits, 8);
+    const Mbarrier b{count, count, 0, 0, 1};
+    memcpy(at, &b, 8);
   });
   accesses.finish();
 }
@@ -79,22 +73,19 @@ void note_use(Warp& w, const Instruction& it, u32 address, int lane) {
   accesses.finish();
 }
 
-// it.kind: expects the bytes of rows[1]; it.count: arrives as often as rows[2] says; it.flags: its
-// memory order is relaxed; it.mode: does not arrive
+// it.kind: expects the bytes of rows[1]; it.flags: its memory order is relaxed
 void arrive(Warp& w, const Instruction& it, u32 lanes) {
   each_lane(lanes, [&](int lane) {
     const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    Mbarrier b = read(*w.block, address, "mbarrier.arrive", lane);
+    Mbarrier b = read(*w.block, address, lane);
     note_use(w, it, address, lane);
-    if (it.kind) b.bytes += w.source(it.rows[1])[lane];
-    const int count = it.mode ? 0 : it.count ? static_cast<int>(w.source(it.rows[2])[lane]) : 1;
-    if (b.pending < count)
+    if (b.pending == 0)
       fault_of(lane, "Compare the count of mbarrier.init with those that arrive in a phase.",
-               "mbarrier.arrive at %u: more than the %d expected arrivals", address - kSharedStart,
-               b.expected);
-    b.pending -= count;
+               "mbarrier.arrive at %u: more than the %u expected arrivals", address - kSharedStart,
+               static_cast<u32>(b.expected));
+    --b.pending;
     if (!it.flags) w.block->mbarriers.at(address).arriving.join(w.clock);
-    write(*w.block, address, b);
+    write(*w.block, address, b, it.kind ? w.source(it.rows[1])[lane] : 0);
   });
   w.tick(lanes);
 }
@@ -104,7 +95,7 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
   u32 done = 0, addresses[kLanes];
   each_lane(lanes, [&](int lane) {
     const u32 address = addresses[lane] = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    const Mbarrier b = read(*w.block, address, "mbarrier.try_wait", lane);
+    const Mbarrier b = read(*w.block, address, lane);
     note_use(w, it, address, lane);
     const u32 parity = w.source(it.rows[1])[lane];
     if (parity > 1) fault_of(lane, "0 or 1.", "mbarrier.try_wait of parity %u", parity);
@@ -124,12 +115,12 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
 
 }  // namespace
 
-void check_mbarrier(Block& block, u32 offset, const char* what) {
-  read(block, offset, what);
+void check_mbarrier(Block& block, u32 offset) {
+  read(block, offset);
   const auto& [arriving, completed, phases, thread, fences] = block.mbarriers.at(offset);
   if (block.warps[thread / kLanes]->init_fences[thread % kLanes] == fences)
     fault("fence.mbarrier_init or fence.proxy.async comes between mbarrier.init and the barrier.",
-          "%s: completes on an mbarrier that thread %u made without a fence", what, thread);
+          "completes on an mbarrier that thread %u made without a fence", thread);
 }
 
 Role role_of_mbarrier(Block& block, u32 offset, bool writes) {
@@ -137,56 +128,37 @@ Role role_of_mbarrier(Block& block, u32 offset, bool writes) {
 }
 
 void complete_bytes(Block& block, u32 offset, u32 bytes) {
-  Mbarrier b = read(block, offset, "a copy that completes");
-  b.bytes -= bytes;
-  write(block, offset, b);
+  write(block, offset, read(block, offset), -s64{bytes});
 }
 
 bool decode_mbarrier(Decoder& d) {
   if (d.name() == "fence" && d.has("mbarrier_init")) {
-    d.to.run = [](Warp& w, const Instruction&, u32 lanes) {
+    return d.runs([](Warp& w, const Instruction&, u32 lanes) {
       each_lane(lanes, [&](int lane) { ++w.init_fences[lane]; });
-    };
-    return true;
+    });
   }
   if (d.name() != "mbarrier") return false;
   const std::string& what = d.words.at(1);
   d.to.flags = d.has("relaxed");
   if (what == "init") {
-    d.to.rows[0] = d.base(d.operands.at(0), 32);
-    d.to.rows[1] = d.source(d.operands.at(1), 32);
-    d.to.run = init;
-    return true;
-  }
-  if (what == "expect_tx") {
-    d.to.kind = 1, d.to.mode = 1, d.to.flags = 1;
-    d.to.rows[0] = d.base(d.operands.at(0), 32);
-    d.to.rows[1] = d.source(d.operands.at(1), 32);
-    d.to.run = arrive;
-    return true;
+    d.to.rows[0] = d.base(0, 32);
+    d.to.rows[1] = d.source(1, 32);
+    return d.runs(init);
   }
   if (what == "arrive") {
-    const Operand& state = d.operands.at(0);
-    if ((state.type != Operand::sink && state.type != Operand::row) || d.has("noComplete"))
-      d.unknown("a state");
-    if (state.type == Operand::row) d.unknown("a state that is used");
-    d.to.rows[0] = d.base(d.operands.at(1), 32);
+    if (d.operands.at(0).type != Operand::sink || d.has("noComplete")) d.unknown("a state");
+    d.to.rows[0] = d.base(1, 32);
     d.to.kind = d.has("expect_tx");
-    if (d.to.kind) d.to.rows[1] = d.source(d.operands.at(2), 32);
-    if (!d.to.kind && d.operands.size() > 2) {
-      d.to.count = 1;
-      d.to.rows[2] = d.source(d.operands[2], 32);
-    }
-    d.to.run = arrive;
-    return true;
+    if (d.to.kind) d.to.rows[1] = d.source(2, 32);
+    if (d.operands.size() != (d.to.kind ? 3 : 2)) d.unknown("a count");
+    return d.runs(arrive);
   }
   if (what != "try_wait" && what != "test_wait") return false;
   if (!d.has("parity")) d.unknown("a state");
-  d.set_predicate(0, d.operands.at(0));
-  d.to.rows[0] = d.base(d.operands.at(1), 32);
-  d.to.rows[1] = d.source(d.operands.at(2), 32);
-  d.to.run = wait;
-  return true;
+  d.set_predicate(0, 0);
+  d.to.rows[0] = d.base(1, 32);
+  d.to.rows[1] = d.source(2, 32);
+  return d.runs(wait);
 }
 
 }  // namespace cudasim

@@ -55,7 +55,7 @@ Box box_of(Warp& w, const Instruction& it, int lane) {
              "TMA: a tensor map at 0x%lx", address);
   const u64 in_parameters = address - reinterpret_cast<uintptr_t>(w.grid->parameters);
   if (in_parameters >= w.kernel->parameter_bytes)
-    global_bytes(w, lane, address, sizeof box.map, 64, "TMA: a tensor map");
+    global_bytes(w, lane, address, sizeof box.map, 64);
   memcpy(&box.map, reinterpret_cast<const void*>(address), sizeof box.map);
   if (box.map.magic != kTensorMap)
     fault_of(lane, "cuTensorMapEncodeTiled() makes it.", "TMA: no tensor map at 0x%lx", address);
@@ -87,19 +87,18 @@ void finish_load(const Box& box, Block& block, u32 to, u32 full) {
 
 // rows[0]: to, rows[1]: the map, rows[2]: the mbarrier, rows[3...]: coordinates
 void load(Warp& w, const Instruction& it, u32 lanes) {
-  constexpr const char* kWhat = "TMA load";
   each_lane(lanes, [&](int lane) {
     const Box box = box_of(w, it, lane);
     const u32 bytes = box.bytes();
     statistics.bytes_copied += bytes;
     Block* const block = w.block;
     const u32 to = w.source(it.rows[0])[lane], full = w.source(it.rows[2])[lane];
-    u8* const data = shared_bytes(*block, to, bytes, 128, kWhat, lane);
-    check_mbarrier(*block, full, kWhat);
+    u8* const data = shared_bytes(*block, to, bytes, 128, lane);
+    check_mbarrier(*block, full);
     Accesses reads(w, it, role_of_mbarrier(*block, full, false));
     box.each_row([&](u32, u64 address, u32 inside, u32) {
       if (!inside) return;
-      check_fresh(global_bytes(w, lane, address, inside, 1, kWhat), inside, kWhat, lane);
+      check_fresh(global_bytes(w, lane, address, inside, 1), inside, lane);
       reads.global(address, inside, lane);
     });
     reads.finish();
@@ -134,17 +133,16 @@ Role role_of_store(Warp& w, Engine engine, int lane) {
 
 // rows[0]: from, rows[1]: the map, rows[3...]: coordinates; it.kind: adds
 void store(Warp& w, const Instruction& it, u32 lanes) {
-  constexpr const char* kWhat = "TMA store";
   each_lane(lanes, [&](int lane) {
     const Box box = box_of(w, it, lane);
     const u32 bytes = box.bytes();
     statistics.bytes_copied += bytes;
     const u32 from = w.source(it.rows[0])[lane];
-    shared_bytes(*w.block, from, bytes, 128, kWhat, lane);
+    shared_bytes(*w.block, from, bytes, 128, lane);
     if (it.kind && box.map.type != kFloat32Map)
       fault_of(lane, "The executor adds fp32.", "TMA: a reduction of data type %d", box.map.type);
-    check_written(*w.block, from, bytes, kWhat, lane);
-    check_proxy(*w.block, from, bytes, kWhat);
+    check_written(*w.block, from, bytes, lane);
+    check_proxy(*w.block, from, bytes);
     Accesses reads(w, it, role_of_store(w, Engine::bulk_read, lane));
     reads.shared(from, bytes, lane);
     reads.finish();
@@ -153,7 +151,7 @@ void store(Warp& w, const Instruction& it, u32 lanes) {
     Accesses writes(w, it, role);
     box.each_row([&](u32, u64 address, u32 inside, u32) {
       if (!inside) return;
-      global_bytes(w, lane, address, inside, 1, kWhat);
+      global_bytes(w, lane, address, inside, 1);
       writes.global(address, inside, lane);
     });
     writes.finish();
@@ -217,22 +215,19 @@ void wait(Warp& w, const Instruction& it, u32 lanes) {
 bool decode_tensor_copy(Decoder& d) {
   if (d.name() == "fence" && d.has("proxy")) {
     d.to.kind = d.has("async") || d.has("async::generic");
-    d.to.run = [](Warp& w, const Instruction& it, u32 lanes) {
+    return d.runs([](Warp& w, const Instruction& it, u32 lanes) {
       if (it.kind)
         each_lane(lanes, [&](int lane) { ++w.proxy_fences[lane], ++w.init_fences[lane]; });
-    };
-    return true;
+    });
   }
   if (d.name() != "cp" || !d.has("bulk")) return false;
   if (d.has("commit_group")) {
-    d.to.run = commit;
-    return true;
+    return d.runs(commit);
   }
   if (d.has("wait_group")) {
     d.to.kind = d.has("read");
     d.to.offset = d.operands.at(0).value;
-    d.to.run = wait;
-    return true;
+    return d.runs(wait);
   }
   if (!d.has("tensor") || d.has("im2col")) d.unknown("a copy without a tile");
   for (int rank = 1; rank <= 5; ++rank)

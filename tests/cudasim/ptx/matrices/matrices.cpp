@@ -27,7 +27,7 @@ void ldmatrix(Warp& w, const Instruction& it, u32) {
   Accesses accesses(w, it, role_of(w, false));
   for (int lane = 0; lane < 8 * it.count; ++lane) {
     const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    const u8* const from = shared_bytes(*w.block, address, 16, 16, "ldmatrix", lane);
+    const u8* const from = shared_bytes(*w.block, address, 16, 16, lane);
     accesses.shared(address, 16, lane, lanes_of(lane % 8, it.kind));
     memcpy(matrices[lane / 8][lane % 8], from, 16);
   }
@@ -50,7 +50,7 @@ void stmatrix(Warp& w, const Instruction& it, u32) {
   Accesses accesses(w, it, role_of(w, true));
   for (int lane = 0; lane < 8 * it.count; ++lane) {
     const u32 address = static_cast<u32>(address_of(w, it, it.rows[0], lane));
-    u8* const to = shared_bytes(*w.block, address, 16, 16, "stmatrix", lane);
+    u8* const to = shared_bytes(*w.block, address, 16, 16, lane);
     note_generic_write(w, lane, address, 16);
     accesses.shared(address, 16, lane, lanes_of(lane % 8, it.kind));
     memcpy(to, matrices[lane / 8][lane % 8], 16);
@@ -64,15 +64,14 @@ bool decode_matrix_access(Decoder& d) {
   d.to.flow = Flow::aligned;
   d.to.count = d.has("x1") ? 1 : d.has("x2") ? 2 : 4;
   d.to.kind = d.has("trans");
-  d.to.rows[0] = d.base(d.operands.at(loads ? 1 : 0), 32);
+  d.to.rows[0] = d.base(loads ? 1 : 0, 32);
   const Operand& value = d.operands.at(loads ? 0 : 1);
   if (static_cast<int>(value.parts.size()) != d.to.count) d.unknown("another number of registers");
   for (int i = 0; i < d.to.count; ++i) {
     const Operand& part = value.parts[static_cast<size_t>(i)];
     d.to.rows[1 + i] = loads ? d.destination(part, 32) : d.source(part, 32);
   }
-  d.to.run = loads ? ldmatrix : stmatrix;
-  return true;
+  return d.runs(loads ? ldmatrix : stmatrix);
 }
 
 // ---- mma.sync -----------------------------------------------------------------------------------
@@ -82,27 +81,25 @@ float half_of(u32 pair, int which, bool is_bf16) {
   return is_bf16 ? widen(bf16{bits}) : widen(f16{bits});
 }
 
-// D = A B + C of 16 x 8, with it.count columns of A. rows[0...]: D, more: A, B, C. Register i of A
-// has row lane / 4 + 8 (i % 2), columns 2 (lane % 4) + 8 (i / 2) and the next. Register i of B has
+// D = A B + C of 16 x 8, with 16 columns of A. rows[0...]: D, more: A, B, C. Register i of A has
+// row lane / 4 + 8 (i % 2), columns 2 (lane % 4) + 8 (i / 2) and the next. Register i of B has
 // column lane / 4 and these columns as rows. C and D have columns 2 (lane % 4), of row lane / 4 + 8
 // (i / 2).
 void mma(Warp& w, const Instruction& it, u32) {
-  const int depth = it.count, a_registers = depth / 4, b_registers = depth / 8;
   float a[16][16], b[16][8], sums[16][8];
   for (int lane = 0; lane < kLanes; ++lane) {
     const int first = lane / 4, pair = lane % 4 * 2;
-    for (int i = 0; i < 2 * a_registers; ++i)
-      a[first + 8 * (i / 2 % 2)][pair + i % 2 + 8 * (i / 4)] =
-          half_of(w.source(it.more[static_cast<size_t>(i / 2)])[lane], i % 2, it.kind);
-    for (int i = 0; i < 2 * b_registers; ++i)
-      b[pair + i % 2 + 8 * (i / 2)][first] = half_of(
-          w.source(it.more[static_cast<size_t>(a_registers + i / 2)])[lane], i % 2, it.kind);
+    const auto half = [&](int i) {
+      return half_of(w.source(it.more[static_cast<size_t>(i / 2)])[lane], i % 2, it.kind);
+    };
+    for (int i = 0; i < 8; ++i) a[first + 8 * (i / 2 % 2)][pair + i % 2 + 8 * (i / 4)] = half(i);
+    for (int i = 0; i < 4; ++i) b[pair + i % 2 + 8 * (i / 2)][first] = half(8 + i);
     for (int i = 0; i < 4; ++i)
       sums[first + 8 * (i / 2)][pair + i % 2] =
-          w.source<float>(it.more[static_cast<size_t>(a_registers + b_registers + i)])[lane];
+          w.source<float>(it.more[static_cast<size_t>(6 + i)])[lane];
   }
   for (int m = 0; m < 16; ++m)
-    for (int k = 0; k < depth; ++k)
+    for (int k = 0; k < 16; ++k)
       for (int n = 0; n < 8; ++n) sums[m][n] = std::fma(a[m][k], b[k][n], sums[m][n]);
   for (int lane = 0; lane < kLanes; ++lane)
     for (int i = 0; i < 4; ++i)
@@ -110,30 +107,23 @@ void mma(Warp& w, const Instruction& it, u32) {
           canonical(sums[lane / 4 + 8 * (i / 2)][lane % 4 * 2 + i % 2]);
 }
 
-// mma.sync.aligned.m16n8k16.row.col.f32.T.T.f32
 bool decode_mma(Decoder& d) {
-  const auto& words = d.words;
-  if (words.size() != 10 || (words[3] != "m16n8k16" && words[3] != "m16n8k8") ||
-      words[4] != "row" || words[5] != "col" || words[6] != "f32" || words[9] != "f32" ||
-      words[7] != words[8] || (words[7] != "f16" && words[7] != "bf16"))
-    d.unknown("a shape or a type");
+  d.to.kind = d.type(1) == "bf16";
+  const std::string half = d.to.kind ? ".bf16" : ".f16";
+  const std::string form = "mma.sync.aligned.m16n8k16.row.col.f32" + half + half + ".f32";
+  if (d.statement.find(form + " ") == std::string::npos) d.unknown("a shape or a type");
   d.to.flow = Flow::aligned;
-  d.to.kind = words[7] == "bf16";
-  d.to.count = words[3] == "m16n8k16" ? 16 : 8;
-  const size_t sizes[] = {4, static_cast<size_t>(d.to.count / 4),
-                          static_cast<size_t>(d.to.count / 8), 4};
+  const size_t sizes[] = {4, 4, 2, 4};
   for (size_t i = 0; i < 4; ++i) {
     const auto& parts = d.operands.at(i).parts;
     if (parts.size() != sizes[i]) d.unknown("another number of registers");
-    for (size_t j = 0; j < parts.size(); ++j) {
+    for (size_t j = 0; j < parts.size(); ++j)
       if (i == 0)
         d.to.rows[j] = d.destination(parts[j], 32);
       else
         d.to.more.push_back(d.source(parts[j], 32));
-    }
   }
-  d.to.run = mma;
-  return true;
+  return d.runs(mma);
 }
 
 }  // namespace

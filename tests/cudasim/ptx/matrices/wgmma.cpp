@@ -6,8 +6,6 @@
 namespace cudasim {
 namespace {
 
-constexpr const char* kWhat = "wgmma";
-
 // ---- operands -----------------------------------------------------------------------------------
 
 // The place of element (mn, k) of an operand, by "Asynchronous Warpgroup Level Canonical Layouts"
@@ -27,12 +25,12 @@ struct Layout {
     constexpr u64 kReserved = u64{3} << 14 | u64{3} << 30 | u64{7} << 46 | u64{0x3ff} << 52;
     if (descriptor & kReserved)
       fault("Mask addresses and offsets to 18 bits before they are shifted.",
-            "%s: reserved bits of descriptor %016lx", kWhat, descriptor);
+            "reserved bits of descriptor %016lx", descriptor);
     if (descriptor >> 49 & 7)
-      fault("The executor has operands that are aligned to their swizzle.",
-            "%s: a base offset of %lu", kWhat, descriptor >> 49 & 7);
+      fault("The executor has operands that are aligned to their swizzle.", "a base offset of %lu",
+            descriptor >> 49 & 7);
     const u32 mode = static_cast<u32>(descriptor >> 62);
-    if (mode == 0) fault("The executor has swizzled operands.", "%s: no swizzle", kWhat);
+    if (mode == 0) fault("The executor has swizzled operands.", "no swizzle");
     span = mode == 1 ? 128 : mode == 2 ? 64 : 32;
   }
 
@@ -60,9 +58,9 @@ Role role_of_product(Warp& w) {
 void check_operand(Warp& w, const Instruction& it, const Layout& layout, u32 begin, u32 end) {
   Accesses reads(w, it, role_of_product(w));
   each_eight(layout, begin, end, [&](u32, u32, u32 address) {
-    shared_bytes(*w.block, address, 16, 16, kWhat);
-    check_written(*w.block, address, 16, kWhat);
-    check_proxy(*w.block, address, 16, kWhat);
+    shared_bytes(*w.block, address, 16, 16);
+    check_written(*w.block, address, 16);
+    check_proxy(*w.block, address, 16);
     reads.shared(address, 16, 0);
   });
   reads.finish();
@@ -152,7 +150,7 @@ int chain_of(Warp& w, const Instruction& it, bool accumulates) {
         for (int lane = 0; lane < kLanes; ++lane)
           if (w.source(it.more[i])[lane] != token(chain, static_cast<int>(i)))
             fault("wgmma.wait_group comes before any use of an accumulator.",
-                  "%s: register %zu of an accumulator in flight was touched", kWhat, i);
+                  "register %zu of an accumulator in flight was touched", i);
       return chain;
     }
   }
@@ -166,7 +164,7 @@ int chain_of(Warp& w, const Instruction& it, bool accumulates) {
     for (const float value : c.values)
       if (is_token(std::bit_cast<u32>(value)))
         fault("wgmma.wait_group comes before any use of an accumulator.",
-              "%s: an accumulator of several products in flight", kWhat);
+              "an accumulator of several products in flight");
   return static_cast<int>(chain);
 }
 
@@ -186,22 +184,19 @@ void replace_tokens(Warp& w, const std::vector<bool>& ended) {
 
 // ---- instructions -------------------------------------------------------------------------------
 
-// rows[0], rows[1]: descriptors; more: the accumulator; predicates[0] or it.mode: accumulates
+// rows[0], rows[1]: descriptors; more: the accumulator; predicates[0]: accumulates
 void issue(Warp& w, const Instruction& it, u32) {
   if (!w.products_fenced)
     fault("wgmma.fence orders registers and shared memory before the first wgmma.",
-          "%s without a wgmma.fence before it", kWhat);
+          "without a wgmma.fence before it");
   if (w.index / 4 * 4 + 4 > static_cast<int>(w.block->warps.size()))
-    fault("Four warps, the first a multiple of 4.", "%s by no whole warpgroup", kWhat);
+    fault("Four warps, the first a multiple of 4.", "by no whole warpgroup");
   const u64 a = get<u64>(w.source(it.rows[0]), 0), b = get<u64>(w.source(it.rows[1]), 0);
-  const u32 accumulates = it.predicates[0] >= 0 ? w.source_predicate(it, 0)
-                          : it.mode             ? kAllLanes
-                                                : 0;
+  const u32 accumulates = w.source_predicate(it, 0);
   bool same = accumulates == 0 || accumulates == kAllLanes;
   for (int lane = 1; lane < kLanes; ++lane)
     same &= get<u64>(w.source(it.rows[0]), lane) == a && get<u64>(w.source(it.rows[1]), lane) == b;
-  if (!same)
-    fault("Descriptors and scale-d are the same in all threads.", "%s: lanes differ", kWhat);
+  if (!same) fault("Descriptors and scale-d are the same in all threads.", "lanes differ");
   Product product{&it, a, b, accumulates != 0, -1};
   check_operand(w, it, layout_a(product), first_row(w), first_row(w) + 16);
   check_operand(w, it, layout_b(product), 0, static_cast<u32>(it.count));
@@ -239,28 +234,25 @@ void wait(Warp& w, const Instruction& it, u32) {
 
 // wgmma.mma_async.sync.aligned.m64nNk16.f32.T.T d, a, b, scale-d, scale-a, scale-b, trans-a,
 // trans-b
-void decode_issue(Decoder& d) {
-  const auto& words = d.words;
-  if (words.size() != 8 || words[4].compare(0, 4, "m64n") || words[5] != "f32" ||
-      words[6] != words[7] || (words[6] != "f16" && words[6] != "bf16") || d.operands.size() != 8)
+bool decode_issue(Decoder& d) {
+  const std::string& shape = d.words.at(4);
+  const std::string& half = d.words.back();
+  const int n = shape.starts_with("m64n") ? atoi(shape.c_str() + 4) : 0;
+  if (shape != "m64n" + std::to_string(n) + "k16" || n % 8 || n < 8 || n > 256 ||
+      d.words.size() != 8 || d.words[5] != "f32" || d.words[6] != half ||
+      (half != "f16" && half != "bf16") || d.operands.size() != 8)
     d.unknown("a shape or a type");
-  const int n = atoi(words[4].c_str() + 4);
-  if (words[4] != "m64n" + std::to_string(n) + "k16" || n % 8 || n < 8 || n > 256)
-    d.unknown("a shape");
   if (d.operands[1].type == Operand::vector) d.unknown("an operand in registers");
   d.to.count = n;
-  d.to.kind = words[6] == "bf16";
+  d.to.kind = half == "bf16";
   if (static_cast<int>(d.operands[0].parts.size()) != n / 2)
     d.unknown("another number of registers");
   for (const Operand& part : d.operands[0].parts) d.to.more.push_back(d.destination(part, 32));
-  for (size_t i = 0; i < 2; ++i) d.to.rows[i] = d.source(d.operands[1 + i], 64);
-  if (d.operands[3].type == Operand::predicate)
-    d.set_source_predicate(0, d.operands[3]);
-  else
-    d.to.mode = d.operands[3].value != 0;
+  for (size_t i = 0; i < 2; ++i) d.to.rows[i] = d.source(1 + i, 64);
+  d.set_source_predicate(0, 3);
   for (size_t i = 4; i < 8; ++i)
     if (d.operands[i].value == (i < 6 ? -1 : 1)) d.to.flags |= 1 << (i - 4);
-  d.to.run = issue;
+  return d.runs(issue);
 }
 
 }  // namespace
@@ -269,22 +261,17 @@ bool decode_wgmma(Decoder& d) {
   if (d.name() != "wgmma") return false;
   d.to.flow = Flow::aligned;
   const std::string& what = d.words.at(1);
-  if (what == "fence") {
-    d.to.run = [](Warp& w, const Instruction&, u32) { w.products_fenced = true; };
-  } else if (what == "commit_group") {
-    d.to.run = [](Warp& w, const Instruction&, u32) {
+  if (what == "mma_async") return decode_issue(d);
+  if (what == "fence")
+    return d.runs([](Warp& w, const Instruction&, u32) { w.products_fenced = true; });
+  if (what == "commit_group")
+    return d.runs([](Warp& w, const Instruction&, u32) {
       w.products.emplace_back();
       ++w.product_groups;
-    };
-  } else if (what == "wait_group") {
-    d.to.offset = d.operands.at(0).value;
-    d.to.run = wait;
-  } else if (what == "mma_async") {
-    decode_issue(d);
-  } else {
-    return false;
-  }
-  return true;
+    });
+  if (what != "wait_group") return false;
+  d.to.offset = d.operands.at(0).value;
+  return d.runs(wait);
 }
 
 }  // namespace cudasim

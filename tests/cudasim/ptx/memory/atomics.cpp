@@ -1,41 +1,22 @@
 // Read, modify and write memory at once.
-#include <algorithm>
-
 #include "memory/memory.h"
-#include "order/order.h"
 #include "parser/words.h"
 
 namespace cudasim {
 namespace {
 
-enum Operation { exch, cas, add, inc, dec, min, max, conjunction, disjunction, difference };
+enum Operation { exch, cas, add, inc, dec, min, max };
 
 template <class T>
 T combined(int operation, T old, T b, T c) {
-  if constexpr (is_pair<T>) {
-    using Half = decltype(old.low);
-    return {combined<Half>(operation, old.low, b.low, c.low),
-            combined<Half>(operation, old.high, b.high, c.high)};
-  } else if constexpr (is_half<T>) {
-    T sum;
-    narrow(static_cast<double>(widen(old)) + widen(b), sum);
-    return sum;
-  } else {
-    switch (operation) {
-      case exch: return b;
-      case cas: return memcmp(&old, &b, sizeof(T)) == 0 ? c : old;
-      case add: return static_cast<T>(old + b);
-      case inc: return old >= b ? T{0} : static_cast<T>(old + 1);
-      case dec: return old == 0 || old > b ? b : static_cast<T>(old - 1);
-      case min: return b < old ? b : old;
-      case max: return b > old ? b : old;
-    }
-    if constexpr (std::is_integral_v<T>) {
-      if (operation == conjunction) return old & b;
-      if (operation == disjunction) return old | b;
-      if (operation == difference) return old ^ b;
-    }
-    return old;
+  switch (operation) {
+    case exch: return b;
+    case cas: return memcmp(&old, &b, sizeof(T)) == 0 ? c : old;
+    case add: return static_cast<T>(old + b);
+    case inc: return old >= b ? T{0} : static_cast<T>(old + 1);
+    case dec: return old == 0 || old > b ? b : static_cast<T>(old - 1);
+    case min: return b < old ? b : old;
+    default: return b > old ? b : old;
   }
 }
 
@@ -49,16 +30,16 @@ void atomic(Warp& w, const Instruction& it, u32 lanes) {
     u8* data;
     if (in_shared) {
       const u32 at = static_cast<u32>(address);
-      data = shared_bytes(*w.block, at, sizeof(T), sizeof(T), "atomic", lane);
-      check_written(*w.block, at, sizeof(T), "atomic", lane);
+      data = shared_bytes(*w.block, at, sizeof(T), sizeof(T), lane);
+      check_written(*w.block, at, sizeof(T), lane);
       note_generic_write(w, lane, at, sizeof(T));
       accesses.shared(at, sizeof(T), lane);
     } else {
-      data = global_bytes(w, lane, address, sizeof(T), sizeof(T), "atomic");
-      check_fresh(data, sizeof(T), "atomic", lane);
+      data = global_bytes(w, lane, address, sizeof(T), sizeof(T));
+      check_fresh(data, sizeof(T), lane);
       accesses.global(address, sizeof(T), lane);
     }
-    acquire(w, lane, data, it.flags);
+    acquire(w, data, it.flags);
     release(w, data, it.flags);
     T old;
     memcpy(&old, data, sizeof old);
@@ -68,13 +49,9 @@ void atomic(Warp& w, const Instruction& it, u32 lanes) {
     memcpy(data, &value, sizeof value);
     if (it.count) put<T>(w.destination(it.rows[1]), lane, old);
   };
-  // The order of lanes is free.
-  if (w.grid->order == Order::reverse) {
-    for (int lane = kLanes; lane-- > 0;)
-      if (lanes >> lane & 1) one(lane);
-  } else {
-    each_lane(lanes, one);
-  }
+  const bool backwards = w.grid->order == Order::reverse;  // the order of lanes is free
+  for (int i = 0; i < kLanes; ++i)
+    if (const int lane = backwards ? kLanes - 1 - i : i; lanes >> lane & 1) one(lane);
   accesses.finish();
   w.tick(lanes);
   ++w.grid->progress;
@@ -82,35 +59,26 @@ void atomic(Warp& w, const Instruction& it, u32 lanes) {
 
 }  // namespace
 
-bool decode_fence(Decoder& d);  // order.cpp
-
 bool decode_atomic(Decoder& d) {
-  if (d.name() != "atom" && d.name() != "red") return decode_fence(d);
-  static const std::pair<const char*, Operation> names[] = {
-      {"exch", exch}, {"cas", cas}, {"add", add},         {"inc", inc},        {"dec", dec},
-      {"min", min},   {"max", max}, {"and", conjunction}, {"or", disjunction}, {"xor", difference}};
+  if (d.name() != "atom" && d.name() != "red") return false;
+  static const char* const names[] = {"exch", "cas", "add", "inc", "dec", "min", "max"};
   d.to.kind = -1;
-  for (const auto& [name, operation] : names)
-    if (d.has(name)) d.to.kind = operation;
+  for (int i = exch; i <= max; ++i)
+    if (d.has(names[i])) d.to.kind = i;
   const std::string type = d.type();
   const int bits = bits_of(type);
-  const bool is_float_add = type[0] == 'f' || type[0] == 'b';
-  if (d.to.kind < 0 || bits < 16 || bits > 64 || d.has("v2") || d.has("v4")) d.unknown();
-  if (is_float_add && bits_of(type) && type.find("16") != std::string::npos && type != "b16" &&
-      d.to.kind != add)
-    d.unknown();
+  if (d.to.kind < 0 || d.has("v2") || d.has("v4")) d.unknown();
   d.to.flags = order_of(d, true);
   d.to.mode = space_of(d) == Space::shared;
   d.to.count = d.name() == "atom";
   size_t at = 0;
-  if (d.to.count) d.to.rows[1] = d.destination(d.operands.at(at++), bits);
-  d.to.rows[0] = d.base(d.operands.at(at++), d.to.mode ? 32 : 64);
-  d.to.rows[2] = d.source(d.operands.at(at++), bits);
-  if (d.to.kind == cas) d.to.rows[3] = d.source(d.operands.at(at++), bits);
+  if (d.to.count) d.to.rows[1] = d.destination(at++, bits);
+  d.to.rows[0] = d.base(at++, d.to.mode ? 32 : 64);
+  d.to.rows[2] = d.source(at++, bits);
+  if (d.to.kind == cas) d.to.rows[3] = d.source(at++, bits);
   if (at != d.operands.size()) d.unknown("another number of operands");
-  const auto pick = [&]<class T>() { d.to.run = atomic<T>; };
-  return with_type(Types<u32, s32, u64, s64, float, double, u16>(), type, pick) ||
-         with_type(Halves(), type, pick);
+  return with_type(Types<u32, s32, u64, s64, float, double>(), type,
+                   [&]<class T>() { d.to.run = atomic<T>; });
 }
 
 }  // namespace cudasim

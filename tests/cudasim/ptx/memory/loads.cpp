@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "memory/memory.h"
-#include "order/order.h"
 #include "parser/words.h"
 
 namespace cudasim {
@@ -16,23 +15,23 @@ struct Target {
 };
 
 template <Space kSpace>
-inline Target resolve(Warp& w, int lane, u64 address, u32 bytes, const char* what) {
+inline Target resolve(Warp& w, int lane, u64 address, u32 bytes) {
   if constexpr (kSpace == Space::shared) {
     const u32 at = static_cast<u32>(address);
-    return {shared_bytes(*w.block, at, bytes, bytes, what, lane), at};
+    return {shared_bytes(*w.block, at, bytes, bytes, lane), at};
   } else if constexpr (kSpace == Space::local) {
     if (address % bytes || address + bytes > w.kernel->local_bytes)
-      fault_of(lane, "Compare the index with the local array.", "%s: %u bytes at local address %ld",
-               what, bytes, static_cast<s64>(address));
+      fault_of(lane, "Compare the index with the local array.", "%u bytes at local address %ld",
+               bytes, static_cast<s64>(address));
     return {w.local + static_cast<size_t>(lane) * w.kernel->local_bytes + address};
   } else if constexpr (kSpace == Space::parameter) {
     return {reinterpret_cast<u8*>(address)};
   } else {
     if (kSpace == Space::generic && address & kTags) {
       if ((address & kTags) == kSharedTag)
-        return resolve<Space::shared>(w, lane, address & kAllLanes, bytes, what);
+        return resolve<Space::shared>(w, lane, address & kAllLanes, bytes);
       if ((address & kTags) == kLocalTag)
-        return resolve<Space::local>(w, lane, address & ~kTags, bytes, what);
+        return resolve<Space::local>(w, lane, address & ~kTags, bytes);
     }
     if (address - reinterpret_cast<uintptr_t>(w.grid->parameters) < w.kernel->parameter_bytes)
       return {reinterpret_cast<u8*>(address)};
@@ -40,7 +39,7 @@ inline Target resolve(Warp& w, int lane, u64 address, u32 bytes, const char* wha
       fault_of(lane,
                "The grid before may write still: cudaGridDependencySynchronize() comes first.",
                "accesses global memory before griddepcontrol.wait");
-    Target target{global_bytes(w, lane, address, bytes, bytes, what)};
+    Target target{global_bytes(w, lane, address, bytes, bytes)};
     target.is_global = true;
     return target;
   }
@@ -75,20 +74,20 @@ void load(Warp& w, const Instruction& it, u32 lanes) {
   const u32 bytes = static_cast<u32>(kBytes * it.count);
   Accesses accesses(w, it, role_of(w, false, it.flags & strong, it.flags & wide));
   each_lane(lanes, [&](int lane) {
-    const Target at = resolve<kSpace>(w, lane, address_of(w, it, it.rows[0], lane), bytes, "load");
+    const Target at = resolve<kSpace>(w, lane, address_of(w, it, it.rows[0], lane), bytes);
     if (kSpace != Space::local && kSpace != Space::parameter) {
       if (at.shared) {
-        check_written(*w.block, at.shared, bytes, "load", lane);
+        check_written(*w.block, at.shared, bytes, lane);
         accesses.shared(at.shared, bytes, lane);
       } else if (at.is_global) {
-        check_fresh(at.data, bytes, "load", lane);
+        check_fresh(at.data, bytes, lane);
         if (it.count > 1 && bytes >= kCountedLoad) {
           statistics.bytes_loaded += bytes;
           w.grid->most_loads = std::max(w.grid->most_loads, ++w.loads[lane]);
         }
         accesses.global(reinterpret_cast<uintptr_t>(at.data), bytes, lane);
       }
-      if (it.flags & strong) acquire(w, lane, at.data, it.flags);
+      if (it.flags & strong) acquire(w, at.data, it.flags);
     }
     for (int i = 0; i < it.count; ++i)
       load_element<kBytes>(at.data + kBytes * i, it.mode, w.destination(it.rows[1 + i]), lane);
@@ -101,7 +100,7 @@ void store(Warp& w, const Instruction& it, u32 lanes) {
   const u32 bytes = static_cast<u32>(kBytes * it.count);
   Accesses accesses(w, it, role_of(w, true, it.flags & strong, it.flags & wide));
   each_lane(lanes, [&](int lane) {
-    const Target at = resolve<kSpace>(w, lane, address_of(w, it, it.rows[0], lane), bytes, "store");
+    const Target at = resolve<kSpace>(w, lane, address_of(w, it, it.rows[0], lane), bytes);
     if (at.shared) {
       note_generic_write(w, lane, at.shared, bytes);
       accesses.shared(at.shared, bytes, lane);
@@ -132,38 +131,28 @@ Run by_bytes(bool loads, int bytes) {
 bool decode_access(Decoder& d) {
   const bool loads = d.name() != "st";
   const std::string type = d.type();
-  const int bits = bits_of(type);
+  const int bits = bits_of(type), bytes = bits / 8;
   const Space space = space_of(d);
-  const Operand& value = d.operands.at(loads ? 0 : 1);
   if (!bits || bits == 128 || d.operands.size() != 2) d.unknown();
-  if (!loads && (space == Space::parameter || space == Space::constant)) d.unknown();
   d.to.count = d.has("v2") ? 2 : d.has("v4") ? 4 : d.has("v8") ? 8 : 1;
   d.to.flags = order_of(d, false);
-  const int symbol_bits = space == Space::shared || space == Space::local ? 32 : 64;
-  d.to.rows[0] = d.base(d.operands[loads ? 1 : 0], symbol_bits);
-  const std::vector<Operand> one{value};
-  const auto& parts = d.to.count > 1 ? value.parts : one;
+  d.to.rows[0] = d.base(loads, space == Space::shared || space == Space::local ? 32 : 64);
+  const Operand& value = d.operands[!loads];
+  const auto parts = d.to.count > 1 ? value.parts : std::vector{value};
   if (static_cast<int>(parts.size()) != d.to.count) d.unknown("another number of elements");
   for (int i = 0; i < d.to.count; ++i) {
     const Operand& part = parts[static_cast<size_t>(i)];
-    if (!loads) {
-      const bool wide_register = part.type == Operand::row && part.bits == 64;
-      d.to.rows[1 + i] =
-          wide_register && bits < 64 ? Row{part.at} : d.source(part, std::max(bits, 16));
-      if (wide_register && bits < 64) d.unknown("a wide register");
-      continue;
-    }
-    const int width = part.type == Operand::row ? part.bits : bits;
-    d.to.rows[1 + i] = d.destination(part, width);
+    const int width = loads && part.type == Operand::row ? part.bits : std::max(bits, 16);
+    d.to.rows[1 + i] = loads ? d.destination(part, width) : d.source(part, width);
     d.to.mode = type[0] == 's' && bits < width ? -width : width;
   }
-  const int bytes = bits / 8;
-  d.to.run = space == Space::shared    ? by_bytes<Space::shared>(loads, bytes)
-             : space == Space::local   ? by_bytes<Space::local>(loads, bytes)
-             : space == Space::global  ? by_bytes<Space::global>(loads, bytes)
-             : space == Space::generic ? by_bytes<Space::generic>(loads, bytes)
-                                       : by_bytes<Space::parameter>(loads, bytes);
-  return true;
+  switch (space) {
+    case Space::shared: return d.runs(by_bytes<Space::shared>(loads, bytes));
+    case Space::local: return d.runs(by_bytes<Space::local>(loads, bytes));
+    case Space::global: return d.runs(by_bytes<Space::global>(loads, bytes));
+    case Space::generic: return d.runs(by_bytes<Space::generic>(loads, bytes));
+    default: return loads && d.runs(by_bytes<Space::parameter>(loads, bytes));
+  }
 }
 
 // ---- conversions of addresses -------------------------------------------------------------------
@@ -193,14 +182,13 @@ void from_generic(Warp& w, const Instruction& it, u32 lanes) {
 
 bool decode_memory(Decoder& d) {
   const std::string& name = d.name();
-  if (name == "ld" || name == "ldu" || name == "st") return decode_access(d);
+  if (name == "ld" || name == "st") return decode_access(d);
   if (name != "cvta") return false;
   if (d.type() != "u64") d.unknown("a width");
   d.to.kind = static_cast<s32>(space_of(d));
-  d.to.rows[0] = d.destination(d.operands.at(0), 64);
-  d.to.rows[1] = d.source(d.operands.at(1), 64);
-  d.to.run = d.has("to") ? from_generic : to_generic;
-  return true;
+  d.to.rows[0] = d.destination(0, 64);
+  d.to.rows[1] = d.source(1, 64);
+  return d.runs(d.has("to") ? from_generic : to_generic);
 }
 
 }  // namespace cudasim

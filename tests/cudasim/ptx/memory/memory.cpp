@@ -20,14 +20,13 @@ SharedMemory::SharedMemory(u32 bytes) {
   written.assign(bytes / 16 + 2, 0);
 }
 
-u8* shared_bytes(Block& block, u32 address, u32 bytes, u32 align, const char* what, int lane) {
+u8* shared_bytes(Block& block, u32 address, u32 bytes, u32 align, int lane) {
   if (address % align)
     fault_of(lane, "An access of n bytes needs an address that is a multiple of n.",
-             "%s: shared address %u is not aligned to %u bytes", what, address - kSharedStart,
-             align);
+             "shared address %u is not aligned to %u bytes", address - kSharedStart, align);
   if (address < kSharedStart || u64{address} + bytes > block.shared.end)
     fault_of(lane, "Compare the index with the array, and dynamic shared memory with the launch.",
-             "%s: %u bytes at shared address %d, but the block has %u bytes", what, bytes,
+             "%u bytes at shared address %d, but the block has %u bytes", bytes,
              static_cast<int>(address - kSharedStart), block.shared.end - kSharedStart);
   return block.shared.base + address;
 }
@@ -46,12 +45,11 @@ void each_sixteen(u64 at, u32 bytes, Visit visit) {
 
 }  // namespace
 
-void check_written(Block& block, u32 address, u32 bytes, const char* what, int lane) {
+void check_written(Block& block, u32 address, u32 bytes, int lane) {
   each_sixteen(address - kSharedStart, bytes, [&](u64 i, u16 mask) {
     if (mask & ~block.shared.written[i])
       fault_of(lane, "Is a store, a copy or a barrier missing, or a bound too low?",
-               "%s: reads shared address %u, which nothing has written", what,
-               address - kSharedStart);
+               "reads shared address %u, which nothing has written", address - kSharedStart);
   });
 }
 
@@ -68,16 +66,16 @@ void note_generic_write(Warp& w, int lane, u32 address, u32 bytes) {
                [&](u64 i, u16) { w.block->shared.writers[i] = mark; });
 }
 
-void check_proxy(Block& block, u32 offset, u32 bytes, const char* what) {
+void check_proxy(Block& block, u32 offset, u32 bytes) {
   each_sixteen(offset - kSharedStart, bytes, [&](u64 i, u16) {
     u64& mark = block.shared.writers[i];
     if (!mark) return;
     const u32 thread = static_cast<u32>(mark >> 32) - 1;
     if (block.warps[thread / kLanes]->proxy_fences[thread % kLanes] == static_cast<u32>(mark))
       fault("The writing thread needs fence.proxy.async between its stores and the barrier.",
-            "%s: the async proxy reads shared address %u, which thread %u wrote without "
+            "the async proxy reads shared address %u, which thread %u wrote without "
             "fence.proxy.async",
-            what, static_cast<u32>(i) * 16, thread);
+            static_cast<u32>(i) * 16, thread);
     mark = 0;
   });
 }
@@ -89,34 +87,29 @@ void forget_generic_writes(Block& block, u32 offset, u32 bytes) {
 
 // ---- global memory ------------------------------------------------------------------------------
 
-u8* global_bytes(Warp& w, int lane, u64 address, u32 bytes, u32 align, const char* what) {
+u8* global_bytes(Warp& w, int lane, u64 address, u32 bytes, u32 align) {
   Grid& grid = *w.grid;
   if (address % align)
     fault_of(lane, "An access of n bytes needs an address that is a multiple of n.",
-             "%s: global address 0x%lx is not aligned to %u bytes", what, address, align);
+             "global address 0x%lx is not aligned to %u bytes", address, align);
   const auto holds = [&](const Range& r) { return address >= r.begin && address + bytes <= r.end; };
   if (!holds(grid.ranges[0])) {
     std::swap(grid.ranges[0], grid.ranges[1]);
     if (!holds(grid.ranges[0])) {
-      Range found;
-      for (const auto& [name, variable] : w.kernel->module->globals) {
-        const u64 begin = reinterpret_cast<uintptr_t>(variable.memory);
-        if (address >= begin && address < begin + variable.bytes)
-          found = {begin, begin + variable.bytes};
-      }
-      if (!found.end && !(address & kTags) && find_allocation) found = find_allocation(address);
+      const Range found =
+          find_allocation && !(address & kTags) ? find_allocation(address) : Range{};
       if (!holds(found))
         fault_of(lane, "Compare the index with the tensor's size, and the pointer with its memory.",
-                 found.end ? "%s: %u bytes at 0x%lx, beyond the allocation of %lu bytes at 0x%lx"
-                           : "%s: %u bytes at 0x%lx, which is in no allocation",
-                 what, bytes, address, found.end - found.begin, found.begin);
+                 found.end ? "%u bytes at 0x%lx, beyond the allocation of %lu bytes at 0x%lx"
+                           : "%u bytes at 0x%lx, which is in no allocation",
+                 bytes, address, found.end - found.begin, found.begin);
       grid.ranges[0] = found;
     }
   }
   return reinterpret_cast<u8*>(address);
 }
 
-void check_fresh(const u8* data, u32 bytes, const char* what, int lane) {
+void check_fresh(const u8* data, u32 bytes, int lane) {
   if (!options().fresh) return;
   const u64 address = reinterpret_cast<uintptr_t>(data);
   for (u64 at = address & ~u64{7}; at < address + bytes; at += 8) {
@@ -124,7 +117,7 @@ void check_fresh(const u8* data, u32 bytes, const char* what, int lane) {
     memcpy(&word, reinterpret_cast<const void*>(at), 8);
     if (word == fresh_word(at))
       fault_of(lane, "Is the memory initialised, and does the index stay within the tensor?",
-               "%s: reads 0x%lx, which nothing has written since its allocation", what, address);
+               "reads 0x%lx, which nothing has written since its allocation", address);
   }
 }
 
@@ -188,44 +181,80 @@ bool Accesses::in_order(const Access& before, const u32* lanes) const {
   return true;
 }
 
+// Compares the access with those that its cell keeps, and takes the place of one of them.
 void Accesses::finish() {
   if (!cell_) return;
+  Cell& cell = *std::exchange(cell_, nullptr);
   const Access now{bytes_, role_.writes, role_.wide, role_.strong, role_.actor, role_.time};
-  const u32 code = static_cast<u32>(&it_ - w_.kernel->code.data());
-  const Race race =
-      note_access(*cell_, now, code, w_.clock, w_.grid->random_cell, kept_, lanes_,
-                  [&](const Access& before, const u32* lanes) { return in_order(before, lanes); });
-  if (race.found) report(race);
-  cell_ = nullptr;
+  u64 packed = std::bit_cast<u64>(now);
+  int place = -1;
+  u32 joined[16];
+  memcpy(joined, lanes_, sizeof joined);
+  for (int i = 0; i < Cell::kAccesses; ++i) {
+    const u64 bits = cell.accesses[i];
+    if (!bits) {
+      if (place < 0) place = i;
+      continue;
+    }
+    const bool same = (bits ^ packed) >> 16 == 0;  // perhaps more bytes of the same access
+    if (same && !kept_ && (bits | packed) == bits) return;
+    const Access before = std::bit_cast<Access>(bits);
+    const bool replaced = (before.bytes & ~now.bytes) == 0 && (now.writes || !before.writes);
+    const bool ordered = before.actor == now.actor || before.time <= w_.clock.of(before.actor);
+    if ((before.bytes & now.bytes) && (before.writes || now.writes)) {
+      const bool agreed =
+          before.strong && now.strong &&
+          ((before.wide && now.wide) || block_of(before.actor) == block_of(now.actor));
+      if (!agreed && !(ordered && (!kept_ || in_order(before, kept_->of[i]))))
+        report(before, cell.codes[i]);
+    }
+    if (same) {
+      packed |= bits;
+      place = i;
+      for (int j = 0; kept_ && j < 16; ++j)
+        if (!now.writes || !(now.bytes >> j & 1)) joined[j] |= kept_->of[i][j];
+    } else if (before.actor == now.actor) {
+      if (replaced && before.strong == now.strong) place = i;
+    } else if (ordered && replaced && place < 0) {
+      place = i;
+    }
+  }
+  if (place < 0) {
+    u64& random = w_.grid->random_cell;
+    random = random * 6364136223846793005ull + 1442695040888963407ull;
+    place = static_cast<int>(random >> 62);
+  }
+  cell.accesses[place] = packed;
+  cell.codes[place] = static_cast<u32>(&it_ - w_.kernel->code.data());
+  if (kept_) memcpy(kept_->of[place], joined, sizeof joined);
 }
 
-void Accesses::report(const Race& race) {
-  const Actor actor = race.before.actor;
+void Accesses::report(const Access& before, u32 code) {
+  const Actor actor = before.actor;
   const u32 block = w_.grid->numbers.at(block_of(actor)), number = number_of(actor);
   const std::string who =
       number < w_.block->warps.size()
           ? text("%swarp %u of block %u", actor == w_.actor ? "other lanes of " : "", number, block)
           : text("an asynchronous copy or product of block %u", block);
-  const u64 at = begin_ + static_cast<u64>(__builtin_ctz(race.before.bytes & bytes_));
   fault_of(lane_,
-           kept_ && race.before.time <= w_.clock.of(actor)
+           kept_ && before.time <= w_.clock.of(actor)
                ? "Is a __syncwarp() missing that all lanes reach before one of them goes on?"
                : "Is a barrier missing between the two, or a fence with the ticket, or a wait for "
                  "the copy?",
            "race: %s %s memory at 0x%lx, and nothing orders it with a %s by %s\n  before: %s",
-           role_.writes ? "writes" : "reads", kept_ ? "shared" : "global", at,
-           race.before.writes ? "write" : "read", who.c_str(),
-           describe(*w_.kernel, race.code).c_str());
+           role_.writes ? "writes" : "reads", kept_ ? "shared" : "global",
+           begin_ + static_cast<u64>(__builtin_ctz(before.bytes & bytes_)),
+           before.writes ? "write" : "read", who.c_str(), describe(*w_.kernel, code).c_str());
 }
 
 // ---- decoding -----------------------------------------------------------------------------------
 
 Space space_of(const Decoder& d) {
+  if (d.has("const")) d.unknown("a space");
   if (d.has("global")) return Space::global;
   if (d.has("shared") || d.has("shared::cta") || d.has("shared::cluster")) return Space::shared;
   if (d.has("local")) return Space::local;
   if (d.has("param") || d.has("param::entry")) return Space::parameter;
-  if (d.has("const")) return Space::constant;
   return Space::generic;
 }
 

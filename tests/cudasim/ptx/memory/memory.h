@@ -5,22 +5,22 @@
 
 namespace cudasim {
 
-enum class Space : int { generic, global, shared, local, parameter, constant };
+enum class Space : int { generic, global, shared, local, parameter };
 
-// Shared memory of a block. `what` begins the message of a fault.
-u8* shared_bytes(Block& block, u32 address, u32 bytes, u32 align, const char* what, int lane = -1);
+// Shared memory of a block.
+u8* shared_bytes(Block& block, u32 address, u32 bytes, u32 align, int lane = -1);
 // Global memory within one allocation.
-u8* global_bytes(Warp& w, int lane, u64 address, u32 bytes, u32 align, const char* what);
+u8* global_bytes(Warp& w, int lane, u64 address, u32 bytes, u32 align);
 
 // Reads of shared memory that nothing wrote are faults.
-void check_written(Block& block, u32 address, u32 bytes, const char* what, int lane = -1);
+void check_written(Block& block, u32 address, u32 bytes, int lane = -1);
 void mark_written(Block& block, u32 address, u32 bytes);
 // Reads of fresh global memory are faults.
-void check_fresh(const u8* data, u32 bytes, const char* what, int lane = -1);
+void check_fresh(const u8* data, u32 bytes, int lane = -1);
 
 // The generic proxy's writes are visible to the async proxy behind fence.proxy.async.
 void note_generic_write(Warp& w, int lane, u32 address, u32 bytes);
-void check_proxy(Block& block, u32 offset, u32 bytes, const char* what);
+void check_proxy(Block& block, u32 offset, u32 bytes);
 void forget_generic_writes(Block& block, u32 offset, u32 bytes);
 
 // The role of an access in races.
@@ -46,7 +46,7 @@ class Accesses {
  private:
   void add(Cell& cell, u64 begin, u32 bytes, int lane, CellLanes* kept, u32 lanes);
   bool in_order(const Access& before, const u32* lanes) const;
-  [[noreturn]] void report(const Race& race);
+  [[noreturn]] void report(const Access& before, u32 code);
 
   Warp& w_;
   const Instruction& it_;
@@ -59,9 +59,19 @@ class Accesses {
   u32 lanes_[16];
 };
 
-// "file.cu:12" of a statement, with the calls that it was inlined through.
-std::string source_of(const Kernel& kernel, u32 statement);
-std::string describe(const Kernel& kernel, u32 code);
+// ---- order --------------------------------------------------------------------------------------
+
+// Flags of an access, from its words.
+enum OrderFlags : s32 {
+  strong = 1,    // volatile, relaxed, atomic
+  wide = 2,      // of the scope of the device or more
+  replaces = 4,  // a store; it ends earlier releases
+};
+s32 order_of(const Decoder& d, bool is_atomic);
+
+// A strong read or write at `address`. After a writing one, the warp's clock ticks.
+void acquire(Warp& w, const u8* address, s32 flags);
+void release(Warp& w, const u8* address, s32 flags);
 
 inline u64 address_of(const Warp& w, const Instruction& it, Row base, int lane) {
   if (it.wide) return get<u64>(w.source(base), lane) + static_cast<u64>(it.offset);

@@ -1,13 +1,41 @@
 // Find accesses of the same bytes that nothing orders.
 #pragma once
 
-#include <bit>
+#include <map>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
-#include "order/clock.h"
+#include "base.h"
 
 namespace cudasim {
+
+// An actor: its block, in the order of starts, and its number within the block.
+using Actor = u32;
+constexpr int kActorBits = 9;
+constexpr u32 kMostActors = 1u << kActorBits;  // of a block
+constexpr u32 kMostBlocks = 1u << 15;          // of a grid; races of later blocks go unseen
+constexpr u32 block_of(Actor actor) { return actor >> kActorBits; }
+constexpr u32 number_of(Actor actor) { return actor & (kMostActors - 1); }
+
+// The time up to which each actor's accesses happened before. Times of the own block are dense.
+// Few kernels exchange times of other blocks: these are a map that clocks share.
+class Clock {
+ public:
+  explicit Clock(u32 block = 0) : block_(block) {}
+
+  u32 of(Actor actor) const;
+  void set(Actor actor, u32 time);  // of the own block
+  void join(const Clock& other);
+
+ private:
+  using Times = std::map<Actor, u32>;
+
+  u32 block_;
+  std::vector<u32> near_;
+  std::shared_ptr<const Times> far_ = none_;
+  static inline const std::shared_ptr<const Times> none_ = std::make_shared<Times>();
+};
 
 // The last accesses of 16 bytes of memory.
 struct Cell {
@@ -32,64 +60,6 @@ struct Access {
 
   static constexpr u32 kMostTime = (1u << 21) - 1;
 };
-
-// A race: the access before, and its instruction.
-struct Race {
-  bool found = false;
-  Access before;
-  u32 code;
-};
-
-// Notes an access of a cell. In shared memory, `kept` has the cell's lanes, `lanes` has the lanes
-// that access each byte now, and `in_order` says whether the lanes of an earlier access come before
-// these.
-template <class InOrder>
-Race note_access(Cell& cell, const Access& now, u32 code, const Clock& clock, u64& random,
-                 CellLanes* kept, const u32* lanes, InOrder in_order) {
-  u64 packed = std::bit_cast<u64>(now);
-  int place = -1;
-  u32 joined[16];
-  if (kept) memcpy(joined, lanes, sizeof joined);
-  for (int i = 0; i < Cell::kAccesses; ++i) {
-    const u64 bits = cell.accesses[i];
-    if (!bits) {
-      if (place < 0) place = i;
-      continue;
-    }
-    const bool same = (bits ^ packed) >> 16 == 0;  // perhaps more bytes of the same access
-    if (same && !kept && (bits | packed) == bits) return {};
-    const Access before = std::bit_cast<Access>(bits);
-    const bool covered = (before.bytes & ~now.bytes) == 0;
-    const bool ordered = before.actor == now.actor || before.time <= clock.of(before.actor);
-    if ((before.bytes & now.bytes) && (before.writes || now.writes)) {
-      const bool agreed =
-          before.strong && now.strong &&
-          ((before.wide && now.wide) || block_of(before.actor) == block_of(now.actor));
-      if (!agreed && !(ordered && (!kept || in_order(before, kept->of[i]))))
-        return {true, before, cell.codes[i]};
-    }
-    if (same) {
-      packed |= bits;
-      place = i;
-      for (int j = 0; kept && j < 16; ++j)
-        if (!now.writes || !(now.bytes >> j & 1)) joined[j] |= kept->of[i][j];
-      continue;
-    }
-    if (before.actor == now.actor) {
-      if (covered && (now.writes || !before.writes) && before.strong == now.strong) place = i;
-      continue;
-    }
-    if (ordered && covered && (now.writes || !before.writes) && place < 0) place = i;
-  }
-  if (place < 0) {
-    random = random * 6364136223846793005ull + 1442695040888963407ull;
-    place = static_cast<int>(random >> 62);
-  }
-  cell.accesses[place] = packed;
-  cell.codes[place] = code;
-  if (kept) memcpy(kept->of[place], joined, sizeof joined);
-  return {};
-}
 
 // The order of a warp's lanes. Each of the warp's times ends with what some lanes did.
 class LaneOrder {

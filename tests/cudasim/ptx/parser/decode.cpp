@@ -2,8 +2,8 @@
 #include "parser/decode.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
-#include <sstream>
 
 #include "parser/words.h"
 #include "threads/machine.h"
@@ -16,15 +16,10 @@ class Body : Cursor {
   explicit Body(Kernel& kernel)
       : Cursor(kernel.module->text.substr(kernel.body, kernel.end - kernel.body), kernel.line),
         kernel_(kernel) {
-    Module& module = *kernel.module;
     for (size_t i = 0; i < kernel.parameters.size(); ++i) {
-      Operand& symbol = symbols_[kernel.symbol + "_param_" + std::to_string(i)];
-      symbol.type = Operand::integer;
-      symbol.value = kernel.parameters[i].offset;
-      symbol.is_parameter = true;
+      const std::string name = kernel.symbol + "_param_" + std::to_string(i);
+      add_symbol(name, kernel.parameters[i].offset).is_parameter = true;
     }
-    for (const auto& [name, variable] : module.globals)
-      add_symbol(name, static_cast<s64>(reinterpret_cast<uintptr_t>(variable.memory)));
     lay_out_shared();
   }
 
@@ -49,29 +44,19 @@ class Body : Cursor {
     Instruction last;
     last.flow = Flow::exit;
     add(std::move(last), "ret;");
-    for (const auto& [index, label, is_table] : jumps_) {
-      Instruction& jump = kernel_.code[index];
-      if (!is_table) {
-        jump.target = target(label);
-        continue;
-      }
-      for (const std::string& entry : tables_[label]) jump.targets.push_back(target(entry));
-    }
-    kernel_.waits_for_grid = text_.find("griddepcontrol.wait") != std::string::npos;
-    kernel_.uses_async_proxy = text_.find("fence.proxy.async") != std::string::npos ||
-                               text_.find("cp.async.bulk") != std::string::npos ||
-                               text_.find("wgmma.mma_async") != std::string::npos;
+    for (const auto& [index, label] : jumps_) kernel_.code[index].target = target(label);
+    const auto mentions = [&](const char* what) { return text_.find(what) != std::string::npos; };
+    kernel_.waits_for_grid = mentions("griddepcontrol.wait");
+    kernel_.uses_async_proxy =
+        mentions("fence.proxy.async") || mentions("cp.async.bulk") || mentions("wgmma.mma_async");
   }
 
  private:
-  struct Register {
-    int at, bits;
-  };
-
-  void add_symbol(const std::string& name, s64 value) {
+  Operand& add_symbol(const std::string& name, s64 value) {
     Operand& symbol = symbols_[name];
     symbol.type = Operand::integer;
     symbol.value = value;
+    return symbol;
   }
 
   // Static arrays come first, dynamic shared memory behind them.
@@ -101,31 +86,28 @@ class Body : Cursor {
       add_symbol(name, s64{kSharedStart} + kernel_.dynamic_shared_at);
   }
 
-  // .loc 1 20 5, function_name $L, inlined_at 2 30 3
+  // .loc 1 20 5, function_name $L, inlined_at 2 30 3: the call's last place has its own caller.
   void set_place() {
+    using Source = std::array<int, 3>;  // file, line, column
+    const auto read = [](const char* from, const char* format) {
+      Source source{};
+      sscanf(from, format, &source[0], &source[1], &source[2]);
+      return source;
+    };
+    const auto add = [&](const Source& source, int caller) {
+      kernel_.module->places.push_back({source[0], source[1], caller});
+      return last_places_[source] = static_cast<int>(kernel_.module->places.size()) - 1;
+    };
     const size_t begin = at_;
     skip_line();
-    std::string words = text_.substr(begin + 4, at_ - begin - 4);
-    std::replace(words.begin(), words.end(), ',', ' ');
-    std::istringstream in(words);
-    int file = 0, line = 0, column = 0, caller = -1;
-    in >> file >> line >> column;
-    if (const size_t inlined = words.find("inlined_at"); inlined != std::string::npos) {
-      std::istringstream call(words.substr(inlined + strlen("inlined_at")));
-      int call_file = 0, call_line = 0, call_column = 0;
-      call >> call_file >> call_line >> call_column;
-      caller = place(call_file, call_line, call_column, -1);
+    const std::string text = text_.substr(begin, at_ - begin);
+    int caller = -1;
+    if (const char* const inlined = strstr(text.c_str(), "inlined_at")) {
+      const Source call = read(inlined, "inlined_at %d %d %d");
+      const auto known = last_places_.find(call);
+      caller = known == last_places_.end() ? add(call, -1) : known->second;
     }
-    place_ = place(file, line, column, caller);
-  }
-
-  int place(int file, int line, int column, int caller) {
-    auto& places = kernel_.module->places;
-    const auto [last, is_new] = last_places_.try_emplace({file, line, column}, 0);
-    if (!is_new && (caller < 0 || places[static_cast<size_t>(last->second)].caller == caller))
-      return last->second;
-    places.push_back({file, line, caller});
-    return last->second = static_cast<int>(places.size()) - 1;
+    place_ = add(read(text.c_str(), ".loc %d %d %d"), caller);
   }
 
   bool read_label() {
@@ -135,16 +117,8 @@ class Body : Cursor {
     size_t colon = end;
     while (isspace(static_cast<unsigned char>(text_[colon]))) ++colon;
     if (text_[colon] != ':' || text_[colon + 1] == ':') return false;
-    const std::string label = text_.substr(at_, end - at_);
+    labels_[text_.substr(at_, end - at_)] = static_cast<s32>(kernel_.code.size());
     advance(colon + 1);
-    skip_space();
-    if (is_at(".branchtargets")) {
-      const size_t stop = text_.find(';', at_), begin = at_ + strlen(".branchtargets");
-      tables_[label] = split(text_.substr(begin, stop - begin), ',');
-      advance(stop + 1);
-    } else {
-      labels_[label] = static_cast<s32>(kernel_.code.size());
-    }
     return true;
   }
 
@@ -168,10 +142,12 @@ class Body : Cursor {
     advance(stop + 1);
   }
 
-  Register new_register(int bits) {
-    if (bits == 1) return {static_cast<int>(kernel_.predicates++), 1};
-    const Register made{static_cast<int>(kernel_.words), bits};
-    kernel_.words += static_cast<u32>((bits + 31) / 32 * kLanes);
+  Operand new_register(int bits) {
+    Operand made;
+    made.type = bits == 1 ? Operand::predicate : Operand::row;
+    made.bits = bits;
+    made.at = static_cast<int>(bits == 1 ? kernel_.predicates++ : kernel_.words);
+    if (bits > 1) kernel_.words += static_cast<u32>((bits + 31) / 32 * kLanes);
     return made;
   }
 
@@ -181,11 +157,8 @@ class Body : Cursor {
     if (!bits) fault("", "unknown type of registers: %s", text.c_str());
     for (const std::string& name : split(text.substr(space), ',')) {
       const size_t angle = name.find('<');
-      if (angle == std::string::npos) {
-        scopes_.back()[name] = new_register(bits);
-        continue;
-      }
-      for (int i = 0; i < atoi(name.c_str() + angle + 1); ++i)
+      if (angle == std::string::npos) scopes_.back()[name] = new_register(bits);
+      for (int i = 0; angle < name.size() && i < atoi(name.c_str() + angle + 1); ++i)
         scopes_.back()[name.substr(0, angle) + std::to_string(i)] = new_register(bits);
     }
   }
@@ -196,14 +169,6 @@ class Body : Cursor {
     end = (end + declared.align - 1) / declared.align * declared.align;
     add_symbol(declared.name, end);
     end += declared.element * static_cast<u32>(declared.count);
-  }
-
-  Operand register_operand(const Register& found) const {
-    Operand operand;
-    operand.type = found.bits == 1 ? Operand::predicate : Operand::row;
-    operand.at = found.at;
-    operand.bits = found.bits;
-    return operand;
   }
 
   Operand parse(std::string text) {
@@ -232,8 +197,7 @@ class Body : Cursor {
       return operand;
     }
     for (size_t i = scopes_.size(); i-- > 0;)
-      if (const auto found = scopes_[i].find(text); found != scopes_[i].end())
-        return register_operand(found->second);
+      if (const auto found = scopes_[i].find(text); found != scopes_[i].end()) return found->second;
     if (text[0] == '%') return special(text);
     if (const auto symbol = symbols_.find(text); symbol != symbols_.end()) return symbol->second;
     if (isdigit(static_cast<unsigned char>(text[0])) || text[0] == '-') return number(text);
@@ -254,7 +218,7 @@ class Body : Cursor {
       found->second = new_register(32);
       kernel_.specials.emplace_back(name, static_cast<u32>(found->second.at));
     }
-    return register_operand(found->second);
+    return found->second;
   }
 
   Operand parse_address(const std::string& text) {
@@ -330,29 +294,24 @@ class Body : Cursor {
   }
 
   void decode_instruction(Decoder& d) {
-    const u32 index = static_cast<u32>(kernel_.code.size());
     const std::string& name = d.name();
     if (name == "bra") {
       d.to.flow = Flow::branch;
-      jumps_.push_back({index, d.operands.at(0).name, false});
-    } else if (name == "brx") {
-      d.to.flow = Flow::table;
-      d.to.rows[0] = d.source(d.operands.at(0), 32);
-      jumps_.push_back({index, d.operands.at(1).name, true});
+      jumps_.emplace_back(kernel_.code.size(), d.operands.at(0).name);
     } else if (name == "ret" || name == "exit") {
       d.to.flow = Flow::exit;
     } else if (name == "trap") {
       d.to.run = [](Warp&, const Instruction&, u32) {
         fault("An assertion or __trap() of the kernel.", "trap");
       };
-    } else if (name == "nop" || name == "prefetch" || name == "prefetchu" || name == "nanosleep" ||
-               name == "pragma" || name == "applypriority" || name == "discard") {
+    } else if (name == "griddepcontrol" && d.has("wait")) {
+      d.to.run = [](Warp& w, const Instruction&, u32 lanes) { w.waited |= lanes; };
+    } else if (name == "nop" || name == "prefetch" || name == "nanosleep" || name == "setmaxnreg" ||
+               name == "griddepcontrol") {
+      if (d.has("aligned")) d.to.flow = Flow::aligned;
       d.to.run = [](Warp&, const Instruction&, u32) {};
-    } else if (name == "griddepcontrol") {
-      d.to.run = d.has("wait") ? [](Warp& w, const Instruction&, u32 lanes) { w.waited |= lanes; }
-                               : [](Warp&, const Instruction&, u32) {};
-    } else if (!(decode_arithmetic(d) || decode_functions(d) || decode_logic(d) ||
-                 decode_moves(d) || decode_conversion(d) || decode_memory(d) || decode_atomic(d) ||
+    } else if (!(decode_arithmetic(d) || decode_moves(d) || decode_logic(d) ||
+                 decode_conversion(d) || decode_memory(d) || decode_atomic(d) || decode_fence(d) ||
                  decode_warp(d) || decode_barrier(d) || decode_matrix(d) || decode_wgmma(d) ||
                  decode_copy(d) || decode_mbarrier(d) || decode_tensor_copy(d))) {
       d.unknown();
@@ -367,13 +326,12 @@ class Body : Cursor {
 
   Kernel& kernel_;
   int place_ = -1;
-  std::vector<std::map<std::string, Register>> scopes_{1};
-  std::map<std::string, Register> specials_;
+  std::vector<std::map<std::string, Operand>> scopes_{1};
+  std::map<std::string, Operand> specials_;
   std::map<std::string, Operand> symbols_;
   std::map<std::string, s32> labels_;
-  std::map<std::string, std::vector<std::string>> tables_;
-  std::vector<std::tuple<u32, std::string, bool>> jumps_;
-  std::map<std::tuple<int, int, int>, int> last_places_;
+  std::vector<std::pair<size_t, std::string>> jumps_;
+  std::map<std::array<int, 3>, int> last_places_;
 };
 
 Row constant(Kernel& kernel, u64 value, int bits, bool is_parameter) {
@@ -443,10 +401,11 @@ void Decoder::set_predicate(int i, const Operand& operand) {
   to.predicates[i] = operand.at;
 }
 
-void Decoder::set_source_predicate(int i, const Operand& operand) {
+void Decoder::set_source_predicate(int which, size_t i) {
+  const Operand& operand = operands.at(i);
   if (operand.type != Operand::predicate) unknown("no predicate");
-  to.predicates[i] = operand.at;
-  if (operand.negated) to.negated |= static_cast<u8>(1 << i);
+  to.predicates[which] = operand.at;
+  if (operand.negated) to.negated |= static_cast<u8>(1 << which);
 }
 
 Row Decoder::base(const Operand& operand, int symbol_bits) {

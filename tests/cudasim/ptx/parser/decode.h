@@ -34,12 +34,17 @@ class Decoder {
   bool has(const char* word) const;
   // The type is the last word, the type of a source before it the last but one.
   std::string type(int from_end = 0) const;
+  // Each takes an operand or its number.
   Row source(const Operand& operand, int bits);
+  Row source(size_t i, int bits) { return source(operands.at(i), bits); }
   Row destination(const Operand& operand, int bits);
-  void set_predicate(int i, const Operand& operand);         // a destination
-  void set_source_predicate(int i, const Operand& operand);  // a source
-  // The address's base and offset.
-  Row base(const Operand& operand, int symbol_bits);
+  Row destination(size_t i, int bits) { return destination(operands.at(i), bits); }
+  Row base(const Operand& address, int symbol_bits);  // and to.offset
+  Row base(size_t i, int symbol_bits) { return base(operands.at(i), symbol_bits); }
+  void set_predicate(int which, const Operand& operand);  // a destination
+  void set_predicate(int which, size_t i) { set_predicate(which, operands.at(i)); }
+  void set_source_predicate(int which, size_t i);
+  bool runs(Run run) { return to.run = run, true; }
   [[noreturn]] void unknown(const char* why = "") const;
 
   // Runs f(a, b, ...) on each lane: the destination has type D, the sources A....
@@ -49,12 +54,12 @@ class Decoder {
 
 // Each returns false for an instruction of another file.
 bool decode_arithmetic(Decoder& d);
-bool decode_functions(Decoder& d);
 bool decode_logic(Decoder& d);
 bool decode_moves(Decoder& d);
 bool decode_conversion(Decoder& d);
 bool decode_memory(Decoder& d);
 bool decode_atomic(Decoder& d);
+bool decode_fence(Decoder& d);
 bool decode_warp(Decoder& d);
 bool decode_barrier(Decoder& d);
 bool decode_matrix(Decoder& d);

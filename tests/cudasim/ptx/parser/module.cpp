@@ -13,18 +13,6 @@
 namespace cudasim {
 namespace {
 
-constexpr size_t kAlignment = 256;
-
-Variable allocate(const Declaration& declared) {
-  const size_t bytes = declared.element * declared.count;
-  const size_t whole = (bytes + kAlignment) / kAlignment * kAlignment;
-  u8* const memory = static_cast<u8*>(aligned_alloc(kAlignment, whole));
-  memset(memory, 0, whole);
-  for (size_t i = 0; i < declared.values.size(); ++i)
-    memcpy(memory + i * declared.element, &declared.values[i], declared.element);
-  return {memory, bytes};
-}
-
 class Reader : Cursor {
  public:
   explicit Reader(Module& module) : Cursor(module.text, 1), module_(module) {}
@@ -44,33 +32,20 @@ class Reader : Cursor {
 
  private:
   void read_file() {  // .file 1 "path", ...
-    const size_t begin = at_;
+    const size_t open = text_.find('"', at_), close = text_.find('"', open + 1);
+    module_.files[atoi(text_.c_str() + at_ + strlen(".file"))] =
+        text_.substr(open + 1, close - open - 1);
     skip_line();
-    std::istringstream line(text_.substr(begin + 5, at_ - begin - 5));
-    int number = 0;
-    std::string path;
-    line >> number >> path;
-    const size_t close = path.find('"', 1);
-    if (close != std::string::npos) module_.files[number] = path.substr(1, close - 1);
   }
 
   // Up to a semicolon, or a kernel and its body.
   void read_declaration() {
-    size_t end = at_;
-    int depth = 0;
-    while (end < text_.size() && (depth > 0 || (text_[end] != ';' && text_[end] != '{'))) {
-      if (text_[end] == '(') ++depth;
-      if (text_[end] == ')') --depth;
-      if (text_[end] == '=') {
-        end = text_.find(';', end);
-        break;
-      }
-      ++end;
-    }
+    size_t end = text_.find_first_of(";{=", at_);
+    if (end < text_.size() && text_[end] == '=') end = text_.find(';', end);
     const std::string head = strip(text_.substr(at_, end - at_));
     if (end < text_.size() && text_[end] == '{') {
       const size_t begin = end;
-      depth = 0;
+      int depth = 0;
       do {
         if (text_[end] == '{') ++depth;
         if (text_[end] == '}') --depth;
@@ -89,10 +64,6 @@ class Reader : Cursor {
         module_.shared.emplace_back(declared.name, head);
       else
         module_.dynamic_shared[declared.name] = declared.align;
-    } else if (head.find(".global") != std::string::npos ||
-               head.find(".const") != std::string::npos) {
-      const Declaration declared(head);
-      module_.globals[declared.name] = allocate(declared);
     }
   }
 
@@ -109,10 +80,9 @@ class Reader : Cursor {
         if (!parameter.empty()) add_parameter(*kernel, parameter);
     kernel->name = demangled(kernel->symbol);
     if (const size_t most = tail.find(".maxntid"); most != std::string::npos) {
-      kernel->most_threads = 1;
-      for (const std::string& n :
-           split(tail.substr(most + 8, tail.find('.', most + 1) - most - 8), ','))
-        kernel->most_threads *= static_cast<u32>(atoi(n.c_str()));
+      u32 n[3] = {1, 1, 1};
+      sscanf(tail.c_str() + most, ".maxntid %u, %u, %u", &n[0], &n[1], &n[2]);
+      kernel->most_threads = n[0] * n[1] * n[2];
     }
     kernel->body = at_;
     kernel->end = end;
@@ -122,14 +92,11 @@ class Reader : Cursor {
 
   static void add_parameter(Kernel& kernel, std::string declared) {
     // ".ptr .align 8" describes the target of a pointer.
-    u32 pointer = 0;
-    if (const size_t ptr = declared.find(".ptr"); ptr != std::string::npos) {
-      pointer = static_cast<u32>(bits_of(declared.find("64") < ptr ? "u64" : "u32") / 8);
+    if (const size_t ptr = declared.find(".ptr"); ptr != std::string::npos)
       declared = declared.substr(0, ptr) + declared.substr(declared.find_last_of(" \t"));
-    }
     const Declaration parameter(declared);
-    const u32 bytes = pointer ? pointer : parameter.element * static_cast<u32>(parameter.count);
-    const u32 align = pointer ? pointer : parameter.align;
+    const u32 bytes = parameter.element * static_cast<u32>(parameter.count);
+    const u32 align = parameter.align;
     const u32 offset = (kernel.parameter_bytes + align - 1) / align * align;
     kernel.parameters.push_back({offset, bytes});
     kernel.parameter_bytes = offset + bytes;
@@ -163,6 +130,28 @@ std::unique_ptr<Module> read_module(const std::string& path) {
   Reader(*module).read();
   for (auto& kernel : module->kernels) all_kernels().push_back(kernel.get());
   return module;
+}
+
+std::string source_of(const Kernel& kernel, u32 statement) {
+  const Module& module = *kernel.module;
+  std::string result;
+  for (int i = kernel.statements[statement].place; i >= 0;) {
+    const Place& place = module.places[static_cast<size_t>(i)];
+    const auto file = module.files.find(place.file);
+    result += text("%s%s:%d", result.empty() ? "" : ", inlined at ",
+                   file == module.files.end() ? "?" : file->second.c_str(), place.line);
+    i = place.caller;
+  }
+  return result.empty() ? "source unknown: compile with -lineinfo" : result;
+}
+
+std::string describe(const Kernel& kernel, u32 code) {
+  const u32 number = kernel.code[code].statement;
+  const Statement& statement = kernel.statements[number];
+  const std::string& path = kernel.module->path;
+  const size_t slash = path.rfind('/');
+  return text("%s:%u: %.160s; (%s)", path.c_str() + (slash == std::string::npos ? 0 : slash + 1),
+              statement.line, statement.text.c_str(), source_of(kernel, number).c_str());
 }
 
 }  // namespace cudasim

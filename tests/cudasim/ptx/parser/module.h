@@ -18,7 +18,6 @@ using Run = void (*)(Warp&, const Instruction&, u32 lanes);
 enum class Flow : u8 {
   lanes,    // each lane on its own
   branch,   // bra
-  table,    // brx.idx
   exit,     // ret, exit
   members,  // the lanes of the mask operand, together
   aligned,  // all lanes of the warp, together
@@ -45,7 +44,6 @@ struct Instruction {
   Row rows[10];
   s32 predicates[4] = {-1, -1, -1, -1};
   std::vector<Row> more;
-  std::vector<s32> targets;
   u32 statement = 0;
 };
 
@@ -92,15 +90,9 @@ struct Kernel {
   bool waits_for_grid = false;  // griddepcontrol.wait
 };
 
-struct Variable {
-  u8* memory;
-  size_t bytes;
-};
-
 struct Module {
   std::string path, text;
   std::map<int, std::string> files;
-  std::map<std::string, Variable> globals;
   std::map<std::string, u32> dynamic_shared;                // extern arrays and their alignment
   std::vector<std::pair<std::string, std::string>> shared;  // shared variables of the module
   std::vector<Place> places;
@@ -113,5 +105,8 @@ void decode(Kernel& kernel);
 // Decodes a kernel again, with another text of one statement.
 void edit(Kernel& kernel, u32 statement, const std::string& text);
 std::string demangled(const std::string& symbol);
+// "file.cu:12" of a statement, with the calls that it was inlined through.
+std::string source_of(const Kernel& kernel, u32 statement);
+std::string describe(const Kernel& kernel, u32 code);
 
 }  // namespace cudasim

@@ -1,7 +1,9 @@
-// Split PTX text.
+// Split PTX text, format texts and throw faults.
 #include "parser/words.h"
 
 #include <algorithm>
+#include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
 #include <sstream>
 
@@ -10,7 +12,37 @@ namespace {
 
 bool is_space(char c) { return isspace(static_cast<unsigned char>(c)); }
 
+std::string formatted(const char* format, va_list arguments) {
+  char buffer[2048];
+  vsnprintf(buffer, sizeof buffer, format, arguments);
+  return buffer;
+}
+
 }  // namespace
+
+std::string text(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  std::string result = formatted(format, arguments);
+  va_end(arguments);
+  return result;
+}
+
+void fault(const char* hint, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  Fault result{formatted(format, arguments), hint};
+  va_end(arguments);
+  throw result;
+}
+
+void fault_of(int lane, const char* hint, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  Fault result{formatted(format, arguments), hint, lane};
+  va_end(arguments);
+  throw result;
+}
 
 bool is_name(char c) {
   return isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '$' || c == '%';
@@ -68,8 +100,7 @@ void Cursor::skip_space() {
 }
 
 Declaration::Declaration(const std::string& text) {
-  const size_t equals = text.find('=');
-  std::istringstream words(text.substr(0, equals));
+  std::istringstream words(text.substr(0, text.find('=')));
   std::string word;
   while (words >> word) {
     if (word == ".align")
@@ -86,17 +117,6 @@ Declaration::Declaration(const std::string& text) {
     name.resize(bracket);
   }
   if (align < element) align = element;
-  if (equals == std::string::npos) return;
-  std::string list = text.substr(equals + 1);
-  for (char& c : list)
-    if (c == '{' || c == '}') c = ' ';
-  for (const std::string& value : split(list, ',')) {
-    const bool is_real = value.starts_with("0f") || value.starts_with("0d") ||
-                         value.starts_with("0F") || value.starts_with("0D");
-    values.push_back(is_real           ? strtoull(value.c_str() + 2, nullptr, 16)
-                     : value[0] == '-' ? static_cast<u64>(strtoll(value.c_str(), nullptr, 0))
-                                       : strtoull(value.c_str(), nullptr, 0));
-  }
 }
 
 }  // namespace cudasim

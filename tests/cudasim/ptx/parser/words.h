@@ -35,7 +35,6 @@ struct Declaration {
   u32 align = 1, element = 1;
   size_t count = 1;
   bool has_bounds = true;  // false: extern array of unknown size
-  std::vector<u64> values;
 
   explicit Declaration(const std::string& text);
 };

@@ -4,18 +4,9 @@
 namespace cudasim {
 namespace {
 
-enum Result { none, any, every, count };
+enum Result { none, any, every };
 
-void give_result(Warp& w, const Instruction& it, const Barrier& barrier) {
-  if (it.kind == count)
-    each_lane(w.all,
-              [&](int lane) { w.destination(it.rows[2])[lane] = static_cast<u32>(barrier.count); });
-  else if (it.kind != none)
-    w.set_predicate(it.predicates[0], w.all,
-                    (it.kind == any ? barrier.any : barrier.every) ? kAllLanes : 0);
-}
-
-// rows[0]: the barrier's number, rows[1]: the number of threads if it.count; it.flags: arrives only
+// rows[0]: the barrier's number, rows[1]: the number of threads if it.count
 void barrier(Warp& w, const Instruction& it, u32 lanes) {
   Block& block = *w.block;
   const u32 number = w.source(it.rows[0])[0];
@@ -34,7 +25,7 @@ void barrier(Warp& w, const Instruction& it, u32 lanes) {
           "barrier %u of %u threads, to which others came as one of %u", number, expected,
           b.expected);
   if (b.arrived == 0) {
-    b.any = false, b.every = true, b.count = 0;
+    b.any = false, b.every = true;
     b.clock = Clock(block.order);
   }
   b.expected = expected;
@@ -43,18 +34,18 @@ void barrier(Warp& w, const Instruction& it, u32 lanes) {
     const u32 bits = w.source_predicate(it, 1) & lanes;
     b.any |= bits != 0;
     b.every &= bits == lanes;
-    b.count += __builtin_popcount(bits);
   }
   b.clock.join(w.clock);
-  w.tick(w.all, it.flags ? LaneOrder::releases : LaneOrder::releases | LaneOrder::meets);
+  w.tick(w.all, LaneOrder::releases | LaneOrder::meets);
   if (b.arrived < expected) {
-    if (it.flags) return;
     b.waiting.push_back({&w, &it});
     w.group().state = Group::blocked;
     return;
   }
   const auto leave = [&](Warp& warp, const Instruction& waiting) {
-    give_result(warp, waiting, b);
+    if (waiting.kind != none)
+      warp.set_predicate(waiting.predicates[0], warp.all,
+                         (waiting.kind == any ? b.any : b.every) ? kAllLanes : 0);
     warp.clock.join(b.clock);
   };
   for (const auto& [warp, instruction] : b.waiting) {
@@ -62,7 +53,7 @@ void barrier(Warp& w, const Instruction& it, u32 lanes) {
     warp->group().state = Group::runs;
     ++warp->group().pc;
   }
-  if (!it.flags) leave(w, it);
+  leave(w, it);
   b.waiting.clear();
   b.arrived = 0;
   ++w.grid->progress;
@@ -72,32 +63,22 @@ void barrier(Warp& w, const Instruction& it, u32 lanes) {
 
 bool decode_barrier(Decoder& d) {
   const std::string& name = d.name();
-  if (name == "setmaxnreg") {
-    d.to.flow = Flow::aligned;
-    d.to.run = [](Warp&, const Instruction&, u32) {};
-    return true;
-  }
   if (name != "bar" && name != "barrier") return false;
   d.to.flow = Flow::aligned;
-  if (d.has("cluster")) d.unknown("a cluster");
+  if (d.has("cluster") || d.has("arrive") || d.has("popc")) d.unknown("a kind of barrier");
   size_t at = 0;
   if (d.has("red")) {
-    d.to.kind = d.has("or") ? any : d.has("and") ? every : count;
-    if (d.to.kind == count)
-      d.to.rows[2] = d.destination(d.operands.at(at++), 32);
-    else
-      d.set_predicate(0, d.operands.at(at++));
+    d.to.kind = d.has("or") ? any : every;
+    d.set_predicate(0, at++);
   }
-  d.to.rows[0] = d.source(d.operands.at(at++), 32);
+  d.to.rows[0] = d.source(at++, 32);
   if (d.operands.size() > at && d.operands[at].type != Operand::predicate) {
     d.to.count = 1;
-    d.to.rows[1] = d.source(d.operands[at++], 32);
+    d.to.rows[1] = d.source(at++, 32);
   }
-  if (d.to.kind != none) d.set_source_predicate(1, d.operands.at(at++));
+  if (d.to.kind != none) d.set_source_predicate(1, at++);
   if (at != d.operands.size()) d.unknown("another number of operands");
-  d.to.flags = d.has("arrive");
-  d.to.run = barrier;
-  return true;
+  return d.runs(barrier);
 }
 
 }  // namespace cudasim

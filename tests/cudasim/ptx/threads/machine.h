@@ -88,7 +88,7 @@ struct Warp {
   // Two scopes, block and device: the clock at the last fence, and clocks acquired since. The next
   // fence joins them.
   Clock fenced[2], unfenced[2];
-  bool has_fenced[2] = {};
+  bool has_fenced = false;
   LaneOrder lane_order;
 
   // cp.async
@@ -157,7 +157,6 @@ struct Barrier {
   };
   u32 arrived = 0, expected = 0;
   bool any = false, every = true;
-  int count = 0;
   Clock clock;
   std::vector<Waiting> waiting;
 };
@@ -231,8 +230,8 @@ struct Grid {
   u64 progress = 1;
   std::vector<std::unique_ptr<Block>> resident;
   std::deque<Pending> pending;
-  std::vector<std::function<void()>> at_end;
-  std::vector<u32> numbers;  // of blocks, in the order of starts
+  std::vector<BulkStore> at_end;  // of blocks that have ended
+  std::vector<u32> numbers;       // of blocks, in the order of starts
   GlobalCells* cells;
   std::unordered_map<u64, Released> released;
   Range ranges[2];  // of global memory, found last

@@ -92,33 +92,13 @@ void check_exit(const Warp& w, u32 lanes) {
 
 void branch(Warp& w, const Instruction& it, u32 taken) {
   Group& group = w.group();
-  if (taken == group.lanes) {
-    group.pc = static_cast<u32>(it.target);
-    return;
-  }
-  if (taken) {
-    w.groups[w.group_count++] = {static_cast<u32>(it.target), taken, Group::runs, 0};
+  const u32 target = static_cast<u32>(it.target);
+  if (taken && taken != group.lanes) {
+    w.groups[w.group_count++] = {target, taken, Group::runs, 0};
     group.lanes &= ~taken;
+    taken = 0;
   }
-  ++group.pc;
-}
-
-void branch_by_table(Warp& w, const Instruction& it, u32 lanes) {
-  Group& group = w.group();
-  if (lanes != group.lanes) fault("", "brx.idx for some lanes alone");
-  const u32* const index = w.source(it.rows[0]);
-  for (bool first = true; lanes; first = false) {
-    const u32 which = index[__builtin_ctz(lanes)];
-    if (which >= it.targets.size()) fault("", "brx.idx of %u", which);
-    u32 same = 0;
-    each_lane(lanes, [&](int lane) { same |= static_cast<u32>(index[lane] == which) << lane; });
-    const u32 to = static_cast<u32>(it.targets[which]);
-    if (first)
-      group.pc = to, group.lanes = same;
-    else
-      w.groups[w.group_count++] = {to, same, Group::runs, 0};
-    lanes &= ~same;
-  }
+  group.pc = taken ? target : group.pc + 1;
 }
 
 // Returns whether the group goes on.
@@ -184,22 +164,13 @@ void Warp::run(int budget) {
         continue;
       }
       it->ran = true;
-      switch (it->flow) {
-        case Flow::lanes:
-          it->run(*this, *it, lanes);
-          ++group().pc;
-          break;
-        case Flow::branch: branch(*this, *it, lanes); break;
-        case Flow::table: branch_by_table(*this, *it, lanes); break;
-        case Flow::exit:
-          if (!exit_lanes(*this, lanes) && (group_count == 0 || !pick())) return;
-          break;
-        case Flow::members:
-        case Flow::aligned:
-          if (!have_met(*this, *it, lanes)) break;
-          it->run(*this, *it, lanes);
-          if (group().state == Group::runs) ++group().pc;
-          break;
+      if (it->flow == Flow::branch) {
+        branch(*this, *it, lanes);
+      } else if (it->flow == Flow::exit) {
+        if (!exit_lanes(*this, lanes) && (group_count == 0 || !pick())) return;
+      } else if (it->flow == Flow::lanes || have_met(*this, *it, lanes)) {
+        it->run(*this, *it, lanes);
+        if (group().state != Group::blocked) ++group().pc;
       }
       if (group().state != Group::runs && !pick()) return;
     }
@@ -242,45 +213,31 @@ u32 part_of(u32 n, const u32 size[3], u32 axis) {
   return axis == 0 ? n % size[0] : axis == 1 ? n / size[0] % size[1] : n / size[0] / size[1];
 }
 
-u32 special(const Warp& w, const std::string& name, u32 lane) {
+u32 special(const Warp& w, const std::string& name, int lane) {
   const Launch& launch = w.grid->launch;
-  const Block& block = *w.block;
-  const u32 thread = static_cast<u32>(w.index) * kLanes + lane;
-  const u32 axis =
-      name.size() > 2 && name[name.size() - 2] == '.' ? static_cast<u32>(name.back() - 'x') : 0;
-  const std::string base = name.substr(0, name.find('.'));
-  if (base == "%tid") return part_of(thread, launch.block, axis);
-  if (base == "%ntid") return launch.block[axis];
-  if (base == "%ctaid") return block.index[axis];
-  if (base == "%nctaid") return launch.grid[axis];
-  if (base == "%laneid") return lane;
-  if (base == "%warpid") return static_cast<u32>(w.index);
-  if (base == "%nwarpid") return static_cast<u32>(block.warps.size());
-  if (base == "%lanemask_eq") return 1u << lane;
-  if (base == "%lanemask_lt") return (1u << lane) - 1;
-  if (base == "%lanemask_le") return (2u << lane) - 1;
-  if (base == "%lanemask_ge") return ~((1u << lane) - 1);
-  if (base == "%lanemask_gt") return ~((2u << lane) - 1);
-  if (base == "%dynamic_smem_size") return launch.dynamic_shared;
-  if (base == "%total_smem_size") return block.shared.end - kSharedStart;
-  if (base == "%warpsize") return kLanes;
-  if (base == "%nsmid") return 1;
-  if (base == "%smid" || base == "%gridid" || base == "%clock" || base == "%globaltimer_lo")
-    return 0;
+  for (u32 axis = 0; axis < 3; ++axis) {
+    const std::string end{'.', "xyz"[axis]};
+    if (name == "%tid" + end) return part_of(static_cast<u32>(w.thread(lane)), launch.block, axis);
+    if (name == "%ntid" + end) return launch.block[axis];
+    if (name == "%ctaid" + end) return w.block->index[axis];
+    if (name == "%nctaid" + end) return launch.grid[axis];
+  }
+  if (name == "%laneid") return static_cast<u32>(lane);
+  if (name == "%warpid") return static_cast<u32>(w.index);
+  if (name == "%lanemask_lt") return (1u << lane) - 1;
   fault("", "unknown register %s", name.c_str());
 }
 
 void add_warps(Grid& grid, Block& block) {
   Kernel& kernel = *grid.kernel;
-  const u32 threads = grid.threads(), count = (threads + kLanes - 1) / kLanes;
-  block.live = threads;
+  const u32 threads = block.live = grid.threads(), count = (threads + kLanes - 1) / kLanes;
+  block.actor_count = count;
   // Registers that nothing has set are NaN.
   block.registers.assign(size_t{kernel.words} * count, 0xffffffffu);
   block.predicates.assign(size_t{kernel.predicates} * count + 1, 0xa5a5a5a5u);
   block.local.assign(size_t{kernel.local_bytes} * count * kLanes, 0xff);
-  for (u32 i = 0; i < count; ++i) block.warps.push_back(std::make_unique<Warp>());
   for (u32 i = 0; i < count; ++i) {
-    Warp& w = *block.warps[i];
+    Warp& w = *block.warps.emplace_back(std::make_unique<Warp>());
     w.grid = &grid;
     w.block = &block;
     w.kernel = &kernel;
@@ -289,36 +246,32 @@ void add_warps(Grid& grid, Block& block) {
     w.constants = kernel.constants.data();
     w.predicates = block.predicates.data() + size_t{i} * kernel.predicates;
     w.local = block.local.data() + size_t{i} * kernel.local_bytes * kLanes;
-    const u32 lanes = std::min<u32>(kLanes, threads - i * kLanes);
-    w.all = w.live = lanes == kLanes ? kAllLanes : (1u << lanes) - 1;
+    w.all = w.live = kAllLanes >> (kLanes - std::min<u32>(kLanes, threads - i * kLanes));
     w.groups[0] = {0, w.all, Group::runs, 0};
     w.actor = block.order << kActorBits | i;
     w.clock = w.fenced[0] = w.fenced[1] = w.unfenced[0] = w.unfenced[1] = Clock(block.order);
     w.clock.set(w.actor, 1);
+    for (const auto& [name, row] : kernel.specials)
+      for (int lane = 0; lane < kLanes; ++lane)
+        w.registers[row + static_cast<u32>(lane)] = special(w, name, lane);
   }
 }
 
 void start_block(Grid& grid, u32 number) {
   Kernel& kernel = *grid.kernel;
   const u32 bytes = kernel.dynamic_shared_at + grid.launch.dynamic_shared;
-  grid.resident.push_back(std::make_unique<Block>(bytes));
-  Block& block = *grid.resident.back();
+  Block& block = *grid.resident.emplace_back(std::make_unique<Block>(bytes));
   block.grid = &grid;
   block.number = number;
   block.order = static_cast<u32>(grid.numbers.size());
   grid.numbers.push_back(number);
   for (u32 i = 0; i < 3; ++i) block.index[i] = part_of(number, grid.launch.grid, i);
-  block.actor_count = (grid.threads() + kLanes - 1) / kLanes;
+  add_warps(grid, block);
   if (block.order >= kMostBlocks || block.actor_count > kMostActors) grid.races = false;
   if (kernel.uses_async_proxy) block.shared.writers.assign(bytes / 16 + 2, 0);
-  if (grid.races) {
-    block.shared.cells.assign(bytes / 16 + 2, Cell{});
-    block.shared.lanes.resize(bytes / 16 + 2);
-  }
-  add_warps(grid, block);
-  for (auto& w : block.warps)
-    for (const auto& [name, row] : kernel.specials)
-      for (u32 lane = 0; lane < kLanes; ++lane) w->registers[row + lane] = special(*w, name, lane);
+  if (!grid.races) return;
+  block.shared.cells.assign(bytes / 16 + 2, Cell{});
+  block.shared.lanes.resize(bytes / 16 + 2);
 }
 
 void finish_block(Grid& grid, Block& block) {
@@ -333,9 +286,7 @@ void finish_block(Grid& grid, Block& block) {
   for (auto& w : block.warps)
     for (auto& stores : w->bulk_stores)
       for (BulkStore& bulk : stores)
-        if (!bulk.written)
-          grid.at_end.push_back(
-              [late = std::make_shared<BulkStore>(std::move(bulk))] { late->write(late->data); });
+        if (!bulk.written) grid.at_end.push_back(std::move(bulk));
 }
 
 // ---- grids --------------------------------------------------------------------------------------
@@ -381,7 +332,7 @@ class Schedule {
       finish();
     }
     while (!grid_.pending.empty()) grid_.run_pending();
-    for (const auto& write : grid_.at_end) write();
+    for (const BulkStore& bulk : grid_.at_end) bulk.write(bulk.data);
   }
 
  private:
@@ -465,7 +416,6 @@ std::string run(Kernel& kernel, const Launch& launch) {
     grid.async = chosen.any_async ? static_cast<Async>(launch.seed / 3 % 3) : chosen.async;
     grid.races = chosen.races;
     grid.cells = &cells;
-    grid.progress = 1;
     grid.random_cell = launch.seed;
     cells.start_launch();
     if (kernel.most_threads && grid.threads() > kernel.most_threads)

@@ -4,7 +4,7 @@
 namespace cudasim {
 namespace {
 
-void set_members(Decoder& d, const Operand& mask) {
+void set_members(Decoder& d, size_t mask) {
   d.to.flow = Flow::members;
   d.to.rows[9] = d.source(mask, 32);
 }
@@ -35,54 +35,28 @@ void shuffle(Warp& w, const Instruction& it, u32 lanes) {
   w.set_predicate(it.predicates[0], lanes, valid);
 }
 
-enum Vote { all, any, uni, ballot };
-
-void vote(Warp& w, const Instruction& it, u32 lanes) {
+void vote(Warp& w, const Instruction& it, u32 lanes) {  // it.kind: all
   const u32 bits = w.source_predicate(it, 1) & lanes;
-  const bool every = bits == lanes, some = bits != 0;
-  if (it.kind == ballot)
-    each_lane(lanes, [&](int lane) { w.destination(it.rows[0])[lane] = bits; });
-  else
-    w.set_predicate(it.predicates[0], lanes,
-                    (it.kind == all   ? every
-                     : it.kind == any ? some
-                                      : every || !some)
-                        ? kAllLanes
-                        : 0);
-}
-
-void elect(Warp& w, const Instruction& it, u32 lanes) {
-  const int leader = __builtin_ctz(lanes);
-  if (it.kind)
-    each_lane(lanes, [&](int lane) { w.destination(it.rows[0])[lane] = static_cast<u32>(leader); });
-  w.set_predicate(it.predicates[0], lanes, 1u << leader);
+  w.set_predicate(it.predicates[0], lanes, bits && (!it.kind || bits == lanes) ? kAllLanes : 0);
 }
 
 }  // namespace
 
 bool decode_warp(Decoder& d) {
   const std::string& name = d.name();
-  if (name == "activemask") {
-    d.to.rows[0] = d.destination(d.operands.at(0), 32);
-    d.to.run = [](Warp& w, const Instruction& it, u32 lanes) {
-      each_lane(lanes, [&](int lane) { w.destination(it.rows[0])[lane] = lanes; });
-    };
-    return true;
-  }
   if (name == "bar" && d.has("warp")) {
-    set_members(d, d.operands.at(0));
+    set_members(d, 0);
     // Alone of a warp's instructions it orders memory; those that exchange values do not.
-    d.to.run = [](Warp& w, const Instruction&, u32 lanes) { w.tick(lanes, LaneOrder::meets); };
-    return true;
+    return d.runs([](Warp& w, const Instruction&, u32 lanes) { w.tick(lanes, LaneOrder::meets); });
   }
   if (name == "elect") {
-    const auto& to = d.operands.at(0).parts;
-    d.to.kind = to.at(0).type == Operand::row;
-    if (d.to.kind) d.to.rows[0] = d.destination(to[0], 32);
-    d.set_predicate(0, to.at(1));
-    set_members(d, d.operands.at(1));
-    d.to.run = elect;
-    return true;
+    const Operand& to = d.operands.at(0);
+    if (to.type != Operand::pair || to.parts[0].type != Operand::sink) d.unknown("a lane");
+    d.set_predicate(0, to.parts[1]);
+    set_members(d, 1);
+    return d.runs([](Warp& w, const Instruction& it, u32 lanes) {
+      w.set_predicate(it.predicates[0], lanes, lanes & -lanes);
+    });
   }
   if (!d.has("sync")) return false;
   if (name == "shfl") {
@@ -91,21 +65,17 @@ bool decode_warp(Decoder& d) {
     const bool is_pair = to.type == Operand::pair;
     d.to.rows[0] = d.destination(is_pair ? to.parts[0] : to, 32);
     if (is_pair) d.set_predicate(0, to.parts[1]);
-    for (size_t i = 1; i <= 3; ++i) d.to.rows[i] = d.source(d.operands.at(i), 32);
-    set_members(d, d.operands.at(4));
-    d.to.run = shuffle;
-    return true;
+    for (size_t i = 1; i <= 3; ++i) d.to.rows[i] = d.source(i, 32);
+    set_members(d, 4);
+    return d.runs(shuffle);
   }
   if (name == "vote") {
-    d.to.kind = d.has("all") ? all : d.has("any") ? any : d.has("uni") ? uni : ballot;
-    if (d.to.kind == ballot)
-      d.to.rows[0] = d.destination(d.operands.at(0), 32);
-    else
-      d.set_predicate(0, d.operands.at(0));
-    d.set_source_predicate(1, d.operands.at(1));
-    set_members(d, d.operands.at(2));
-    d.to.run = vote;
-    return true;
+    d.to.kind = d.has("all");
+    if (!d.to.kind && !d.has("any")) d.unknown("a vote");
+    d.set_predicate(0, 0);
+    d.set_source_predicate(1, 1);
+    set_members(d, 2);
+    return d.runs(vote);
   }
   return false;
 }

@@ -15,11 +15,10 @@ auto& allocations = *new std::map<u64, size_t>;
 std::string last_fault;
 
 Range own_allocation(u64 address) {
-  auto found = allocations.upper_bound(address);
-  if (found == allocations.begin()) return {};
-  --found;
-  return address < found->first + found->second ? Range{found->first, found->first + found->second}
-                                                : Range{};
+  const auto behind = allocations.upper_bound(address);
+  if (behind == allocations.begin()) return {};
+  const auto& [begin, bytes] = *std::prev(behind);
+  return address < begin + bytes ? Range{begin, begin + bytes} : Range{};
 }
 
 }  // namespace
@@ -124,18 +123,18 @@ CUDASIM_API const char* cudasim_fault() { return statistics.fault.c_str(); }
 
 // From the environment: CUDASIM_ORDER, CUDASIM_ASYNC, CUDASIM_RACES, CUDASIM_FRESH.
 CUDASIM_API void cudasim_configure() {
-  const auto chosen = [](const char* name, const char* otherwise) -> std::string {
+  const auto chosen = [](const char* name) -> std::string {
     const char* const value = getenv(name);
-    return value ? value : otherwise;
+    return value ? value : "";
   };
   Options& o = options();
-  const std::string order = chosen("CUDASIM_ORDER", "any"), async = chosen("CUDASIM_ASYNC", "any");
-  o.any_order = order == "any";
-  o.any_async = async == "any";
+  const std::string order = chosen("CUDASIM_ORDER"), async = chosen("CUDASIM_ASYNC");
+  o.any_order = order.empty() || order == "any";
+  o.any_async = async.empty() || async == "any";
   o.order = order == "reverse"  ? Order::reverse
             : order == "random" ? Order::random
                                 : Order::forward;
   o.async = async == "late" ? Async::late : async == "random" ? Async::random : Async::early;
-  o.races = chosen("CUDASIM_RACES", "1") == "1";
-  o.fresh = chosen("CUDASIM_FRESH", "1") == "1";
+  o.races = chosen("CUDASIM_RACES") != "0";
+  o.fresh = chosen("CUDASIM_FRESH") != "0";
 }
