@@ -1,4 +1,4 @@
-"""Test the format of ledgers and the results shown in docs/measuring.md."""
+"""Test what is computed from ledgers: docs/measuring.md, and the comparison with a commit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,34 @@ from pathlib import Path
 
 import pytest
 
-from bench_program import BENCH, record
-from harness import ledger, page
+from harness import base, ledger, page
 
-ROOT = BENCH.parent
-RESULTS = BENCH / "results"
 NEWER = "2031-01-01T00:00:00+00:00"
+
+
+def record(**changes: object) -> ledger.Record:
+    """Return a line of a ledger."""
+    return {
+        **dict.fromkeys(ledger.Record.__annotations__),
+        "op": "unscale",
+        "case": "7 x 7",
+        "limit": False,
+        "provider": "cpu",
+        "baseline": "torch",
+        "p20_us": 1.0,
+        "ratio": 2.0,
+        "counted": True,
+        "device": "cpu",
+        "device_name": "Some CPU",
+        "threads": 3,
+        "torch": "2.99",
+        "commit": "abc1234",
+        "utc": "2030-01-01T00:00:00+00:00",
+        "command": "python bench/run.py unscale --device cpu",
+        **changes,
+    }
+
+
 COMMAND = record()["command"]
 WRONG = {"ratio": None, "error": "CheckError: wrong"}
 LIMIT = {"case": "copy 64 Mi", "provider": "copy", "limit": True, "ratio": None}
@@ -23,13 +45,13 @@ LIMIT = {"case": "copy 64 Mi", "provider": "copy", "limit": True, "ratio": None}
 def test_the_results_are_what_the_ledgers_say() -> None:
     shown = page.PAGE.read_text().partition(page.BEGIN + "\n")[2]
     results = shown.partition("\n" + page.END)[0]
-    assert results == page.section(RESULTS), "run `make figures`"
+    assert results == page.section(page.RESULTS), "run `make figures`"
 
 
 def test_committed_figures_are_of_the_ledgers() -> None:
     draw = pytest.importorskip("plot", reason="figures are drawn with matplotlib")
-    wanted = {file: draw.digest(runs) for _, file, runs in page.figures(RESULTS)}
-    found = sorted((ROOT / page.PLOTS).iterdir())
+    wanted = {file: draw.digest(runs) for _, file, runs in page.figures(page.RESULTS)}
+    found = sorted((page.ROOT / page.PLOTS).iterdir())
     assert [path.name for path in found] == sorted(wanted), "run `make figures`"
     for path in found:
         assert f">data {wanted[path.name]}<" in path.read_text(), "run `make figures`"
@@ -83,3 +105,25 @@ def test_the_newest_whole_measurement_of_a_case_counts(
     ledger.append(tmp_path / "cpu/1.jsonl", records)
     (run,) = page.newest(tmp_path)["cpu"]
     assert run.ratios["cpu"] == ratios
+
+
+# ---- another commit ----------------------------------------------------------------------------
+
+
+def test_ratios_to_the_base_are_medians_of_rounds() -> None:
+    def timed(*times: float, **more: object) -> list[ledger.Record]:
+        return [record(p20_us=p20, **more) for p20 in times]
+
+    good, bad = timed(5.0, case="b"), timed(5.0, case="b", error="CheckError: wrong")
+    others = timed(1.0, provider="copy", limit=True, error="wrong")
+    others += timed(1.0, provider="torch")
+    _, rows, reasons = base.compared(
+        [*timed(8.0, 2.0, 5.0), *good, *bad, *good, *others],
+        [*timed(2.0, 2.0, 2.0), *3 * good, *timed(2.0, case="c"), *others],
+    )
+    assert rows[0] == ["7 x 7", "cpu", "unscale", "5.00", "2.00", "2.50", "1.00..4.00"]
+    assert rows[1][:2] == ["geometric mean of 1 ratios base / now", "cpu"]
+    assert reasons == [
+        "NO RATIO for unscale, b, cpu: the base: CheckError: wrong",
+        "NO RATIO for unscale, c, cpu: the base cannot run it",
+    ]
