@@ -16,7 +16,6 @@ import torch
 from setuptools.errors import PlatformError
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLKIT_ROOT = "/opt/cuda"
 KNOWN = {"75", "80", "86", "90", "100", "120"}  # to nvcc 13.0, among others
 
 
@@ -30,11 +29,6 @@ def load(name: str) -> ModuleType:
 
 build_backend = load("build_backend")
 setup = load("setup")
-
-
-@pytest.fixture
-def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 # ---- architectures ---------------------------------------------------------------------------
@@ -116,11 +110,8 @@ def test_when_kernels_are_built(
 
 
 def compiled(kernels: bool) -> list[tuple[Path, str, list[str]]]:
-    """Return every object file, for a machine with or without a CUDA toolkit:
-
-    source, name, flags.
-    """
-    toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT)) if kernels else None
+    """Return source, name and flags of each object file, with or without a CUDA toolkit."""
+    toolkit = setup.Toolkit("nvcc", "13.0", Path("/opt/cuda")) if kernels else None
     folders = setup.cuda_folders(Path(torch.__file__).parent, toolkit) if kernels else []
     module = setup.module_units(Path(torch.__file__).parent, folders)
     cuda = setup.cuda_units(["8.0+PTX", "9.0a"]) if kernels else []
@@ -128,7 +119,10 @@ def compiled(kernels: bool) -> list[tuple[Path, str, list[str]]]:
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool) -> None:
+def test_every_source_is_compiled_where_it_belongs(
+    kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
     sources = set()
     for source, _, flags in compiled(kernels):
         sources |= {source, *(Path(f[8:]) for f in flags if f.startswith("-includecsrc"))}
@@ -139,8 +133,9 @@ def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool)
     assert sources == expected - absent
 
 
-def test_flags_of_arithmetic(in_root: None) -> None:
+def test_flags_of_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """No file gets fast math; updates have no fused multiply-adds, for equal bits everywhere."""
+    monkeypatch.chdir(ROOT)
     units = {name: flags for _, name, flags in compiled(True)}
     fast = {flag for flags in units.values() for flag in flags if "fast" in flag}
     assert fast <= {"-ffp-contract=fast"}

@@ -14,66 +14,41 @@ import multiprocessing
 import re
 import sys
 import tempfile
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from cuda_check import REGISTERS, cuobjdump
-from sass import Kernel, Kernels, read_sass, read_usage
+from sass import REGISTERS, Kernel, common_faults, read_kernels
 from triton_variants import Variant, list_variants, variants
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """The bytes of shared memory that a block may have, by architecture."""
 
 
-def compiled(variant: Variant, arch: int) -> tuple[Kernel, str]:
-    """Return the machine code and the PTX of a variant."""
+wanted = cache(variants)
+
+
+def compiled(index: int, arch: int) -> tuple[Kernel, str, int]:
+    """Return the machine code of a variant, its PTX, and the bytes of shared memory of its launch.
+
+    The variant is given by its index: a kernel cannot be sent to another process.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    variant = wanted()[index]
     source = ASTSource(variant.kernel, variant.signature, variant.constexprs, {})
     result = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)
-    kernels: Kernels = {}
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(result.asm["cubin"])
-        read_sass(cuobjdump(cubin), kernels)
-        read_usage(cuobjdump(cubin, "-res-usage"), kernels)
-    (kernel,) = kernels.values()
-    kernel.shared = result.metadata.shared  # the launch asks for it
-    return kernel, result.asm["ptx"]
-
-
-wanted = cache(variants)
-
-
-def compiled_at(index: int, arch: int) -> tuple[Kernel, str]:
-    """Compile a variant by its index: a kernel cannot be sent to another process."""
-    return compiled(wanted()[index], arch)
-
-
-def faults(kernel: Kernel, needed: Iterable[str], shared_limit: int) -> list[str]:
-    """Return the faults of one kernel."""
-    found = []
-    if kernel.registers == 0:
-        found.append("cuobjdump said nothing about its registers")
-    if kernel.shared > shared_limit:
-        found.append(f"{kernel.shared} bytes of shared memory, a block may have {shared_limit}")
-    if kernel.stack:
-        found.append(f"{kernel.stack} bytes of stack")
-    if local := kernel.count("LDL") + kernel.count("STL"):  # spilled registers, indexed arrays
-        found.append(f"{local} loads and stores of local memory")
-    return found + [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
+        (kernel,) = read_kernels(cubin).values()
+    return kernel, result.asm["ptx"], result.metadata.shared
 
 
 def crowding(kernel: Kernel, variant: Variant) -> list[str]:
-    """Return the registers that a multiprocessor lacks for its programs of a launch.
-
-    A warp gets registers in units of 256.
-    """
-    threads = 32 * variant.options.get("num_warps", 4)
-    registers = (kernel.registers + 7) // 8 * 8 * threads
+    """Return the registers that a multiprocessor lacks for its programs of a launch."""
+    registers = kernel.warp_registers * 32 * variant.options.get("num_warps", 4)
     if variant.programs * registers <= REGISTERS:
         return []
     fit = REGISTERS // registers
@@ -137,10 +112,12 @@ def main() -> int:
     problems = [f"{v.name}: a number compiles it anew" for v in list_variants() if len(keys(v)) > 1]
     jobs = [(index, arch) for index, variant in enumerate(wanted()) for arch in variant.archs]
     with multiprocessing.get_context("fork").Pool() as pool:  # forks share the kernels already read
-        results = pool.starmap(compiled_at, jobs, chunksize=1)
-    for (index, arch), (kernel, ptx) in zip(jobs, results, strict=True):
-        variant = wanted()[index]
-        found = faults(kernel, variant.needed, SHARED_LIMITS[arch]) + crowding(kernel, variant)
+        results = pool.starmap(compiled, jobs, chunksize=1)
+    for (index, arch), (kernel, ptx, shared) in zip(jobs, results, strict=True):
+        variant, limit = wanted()[index], SHARED_LIMITS[arch]
+        found = common_faults(kernel, variant.needed) + crowding(kernel, variant)
+        if shared > limit:
+            found.append(f"{shared} bytes of shared memory, a block may have {limit}")
         found += order_faults(ptx) if variant.last_reads else []
         problems += [f"{variant.name} for sm_{arch}: {fault}" for fault in found]
     print(f"{len(jobs)} kernels of Triton")

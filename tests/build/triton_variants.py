@@ -73,8 +73,114 @@ def list_variants() -> Iterator[Variant]:
             )
 
 
-def variants() -> list[Variant]:
-    """Return all variants."""
-    from gemm_triton_variants import gemm_variants
+# ---- products ----------------------------------------------------------------------------------
 
+
+MULTIPROCESSORS = {80: 108, 89: 142, 90: 132, 100: 148, 120: 170}
+MULTIPLY = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
+FLOAT, HALF, BRAIN = range(3)
+"""The numbers of dtypes in csrc/include/amp_ext/dtype.h."""
+TYPES = {HALF: "fp16", BRAIN: "bf16"}
+LARGE, MIDDLE, SMALL, SPLIT, FEW, ODD = (
+    (1, 1, 4096, 4096, 512),
+    (1, 1, 1024, 2048, 256),
+    (1, 1, 512, 512, 512),
+    (1, 1, 1024, 1024, 8192),
+    (1, 1, 16, 4096, 4096),
+    (1, 1, 1024, 2049, 256),
+)
+"""Batch, terms, m, n and k of products with each tile, splits along k, and odd rows."""
+
+# Name -> options of `_variant`. Odd sizes have a tile of their own.
+EPILOGUES: dict[str, dict[str, Any]] = {
+    "bias": {"sizes": LARGE, "bias": BRAIN, "dtype": BRAIN},
+    "accumulated": {"sizes": LARGE, "c": FLOAT, "out": FLOAT, "trans": (True, False)},
+    "c, bias": {"sizes": MIDDLE, "c": HALF, "bias": HALF, "trans": (False, False)},
+    "splits": {"sizes": SPLIT, "bias": HALF},
+    "odd sizes": {"sizes": (1, 1, 511, 513, 515)},
+    "terms": {"sizes": (1, 3, 1024, 2048, 256), "trans": (True, False), "out": FLOAT},
+}
+
+# Results with unaligned rows, for sm_90: it has the fewest registers for them.
+ODD_ROWS: dict[str, dict[str, Any]] = {
+    "odd rows, accumulated": {"sizes": ODD, "c": FLOAT, "out": FLOAT, "bias": BRAIN},
+    "odd rows, bias": {"sizes": ODD, "bias": BRAIN, "dtype": BRAIN},
+}
+
+
+def _variant(
+    arch: int,
+    name: str,
+    sizes: tuple[int, int, int, int, int],
+    has_tma: bool = True,
+    dtype: int = HALF,
+    trans: tuple[bool, bool] = (False, True),
+    out: int | None = None,
+    c: int | None = None,
+    bias: int | None = None,
+) -> Variant:
+    """Return the kernel of a product. Its matrices are contiguous where their rows are aligned."""
+    from amp_ext.triton_kernels.gemm.gemm import product
+    from amp_ext.triton_kernels.gemm.kernel import gemm_kernel
+    from amp_ext.triton_kernels.gemm.plan import Device
+
+    def matrix(of: int | None, rows: int, columns: int, trans: bool = False) -> Any:
+        strides = (1, rows) if trans else (columns, 1)
+        return None if of is None else (of, rows * columns, *strides, True)
+
+    _, _, m, n, k = sizes
+    matrices = (
+        matrix(dtype if out is None else out, m, n),
+        matrix(dtype, m, k, trans[0]),
+        matrix(dtype, k, n, trans[1]),
+        matrix(c, m, n),
+    )
+    device = Device(arch if has_tma else 80, MULTIPROCESSORS[arch])
+    launch = product(device, 0, 0, sizes, bias, *matrices)
+    form = launch.form
+    maps = dict(zip(("a_map", "b_map"), launch.maps, strict=True))
+    signature, constexprs = {}, {}
+    for parameter in gemm_kernel.params:
+        found = maps.get(parameter.name)
+        if found:
+            block = ",".join(map(str, found.block_shape))
+            signature[parameter.name] = f"tensordesc<{TYPES[dtype]}[{block}]>"
+        elif parameter.annotation_type:
+            signature[parameter.name] = parameter.annotation_type
+        else:
+            signature[parameter.name] = "constexpr"
+            constexprs[parameter.name] = form if parameter.is_constexpr else None
+    needed = ["HMMA" if form.tile_m.value < 64 else MULTIPLY[arch]]
+    needed += ["STG.E.128" if n % 8 == 0 else "STG"]
+    needed += ["UTMALDG"] if any(maps.values()) else []
+    needed += ["LDGSTS.E.BYPASS"] if not any(maps.values()) and k % 8 == n % 8 == 0 else []
+    tile = f"{form.tile_m.value}x{form.tile_n.value}x{form.tile_k.value}"
+    return Variant(
+        f"gemm_kernel {tile}, {name}",
+        gemm_kernel,
+        signature,
+        constexprs,
+        launch.options,
+        tuple(needed),
+        archs=(arch,),
+        last_reads=form.is_split.value,
+    )
+
+
+def gemm_variants() -> Iterator[Variant]:
+    """Yield every tile, of both dtypes in turn; the epilogues; pointers where TMA is usual."""
+    for arch in MULTIPROCESSORS:
+        for number, sizes in enumerate((LARGE, MIDDLE, SMALL, FEW)):
+            dtype, trans = ((HALF, (False, True)), (BRAIN, (False, False)))[number % 2]
+            name = f"{TYPES[dtype]} {'tn'[not trans[0]]}{'nt'[trans[1]]}"
+            yield _variant(arch, name, sizes, dtype=dtype, trans=trans)
+        if arch in (89, 120):  # the kernels of 80
+            continue
+        for name, options in (EPILOGUES | ODD_ROWS if arch == 90 else EPILOGUES).items():
+            yield _variant(arch, name, **options)
+        if arch >= 90:
+            yield _variant(arch, "pointers", MIDDLE, has_tma=False)
+
+
+def variants() -> list[Variant]:
     return [*list_variants(), *gemm_variants()]
