@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -309,20 +308,6 @@ def test_results_are_remembered(load: Load) -> None:
         warnings.simplefilter("error")
         update_scale()
     assert library.calls("update_scale") == 0
-
-
-def test_a_corrupt_record_is_ignored(load: Load) -> None:
-    """A corrupt record is ignored; test_tune.py damages the rest of the file."""
-    load()
-    update_scale()
-    (record,) = _cache.folder().iterdir()
-    record.write_text(json.dumps([*json.loads(record.read_text())[:-1], 1]))
-    library = load()
-    update_scale()
-    assert library.calls("update_scale") == CASES + 1
-    assert load().calls("update_scale") == 0
-    update_scale()
-    assert library.calls("update_scale") == CASES + 1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ It fails on:
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -62,24 +61,14 @@ ENDS = ("EXIT", "RET", "BRX", "JMX")
 
 
 class Walk(NamedTuple):
-    """Require loads of kernels that read a list.
+    """Require loads of kernels that read a list, to reach the memory's bandwidth."""
 
-    Attributes:
-        kernels: a pattern of their names.
-        loops: how many loops keep many loads in flight: one for each dtype or pair of dtypes.
-        least: the KiB that the loads of a multiprocessor must keep in flight to reach the memory's
-            bandwidth.
-        width: of the loads that count, at least, in bytes.
-        header: of csrc/kernels, with the number of threads and of blocks for each multiprocessor.
-        prefix: of these constants' names.
-    """
-
-    kernels: str
-    loops: int
-    least: int
-    width: int = 16
-    header: str = "lists/foreach.cuh"
-    prefix: str = "kForeach"
+    kernels: str  # a pattern of their names
+    loops: int  # that keep many loads in flight: one for each dtype or pair of dtypes
+    least: int  # KiB in flight for each multiprocessor
+    width: int = 16  # of the loads that count, at least, in bytes
+    header: str = "lists/foreach.cuh"  # with the threads and the blocks for each multiprocessor
+    prefix: str = "kForeach"  # of these constants' names
 
 
 UPDATE = {"header": "optim/update.cuh", "prefix": "kUpdate"}
@@ -173,13 +162,6 @@ def large_launches(kernels: Kernels) -> list[str]:
     ]
 
 
-def readable(name: str) -> str:
-    """Return a kernel's name without its namespaces, types of enumerators and parameters."""
-    full = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout
-    left_out = r"\(anonymous namespace\)::|\([\w:]+\)(?=\d)|\w+::|\(.*|^void "
-    return re.sub(left_out, "", full.strip())
-
-
 def installed() -> tuple[Path, str]:
     """Return the installed library and the logs of its kernels."""
     from amp_ext._library import LIBRARIES
@@ -211,9 +193,8 @@ def main() -> int:
         if not any(re.search(name, kernel.name) for kernel in kernels.values()):
             problems.append(f"no kernel is called {name}")
     problems += re.findall(r".*\bC75\d\d\b.*", log + log_of_probes)
-    for kernel in sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.arch)):
-        name = readable(kernel.name)
-        problems += [f"{name} for {kernel.arch}: {fault}" for fault in faults(kernel)]
+    for (name, arch), kernel in sorted(kernels.items()):
+        problems += [f"{name} for {arch}: {fault}" for fault in faults(kernel)]
     print(size)
     for problem in problems:
         print(f"cuda-check: {problem}", file=sys.stderr)

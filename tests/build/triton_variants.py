@@ -6,31 +6,23 @@ import importlib
 import itertools
 import pkgutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel, the types of its arguments, and its options.
-
-    Attributes:
-        name: shown in the table; unique.
-        needed: instructions that must be in the machine code, as sass.Kernel.count takes them.
-        archs: its architectures.
-        programs: of a launch, for each multiprocessor. There must be registers for all of them.
-        last_reads: whether the program with the last ticket reads memory that the others wrote.
-    """
+    """A kernel, the types of its arguments, and its options."""
 
     name: str
     kernel: Any
     signature: dict[str, str]
-    constexprs: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    needed: tuple[str, ...] = ()
+    constexprs: dict[str, Any]
+    options: dict[str, Any]
+    needed: tuple[str, ...]  # instructions, as sass.Kernel.count takes them
     archs: tuple[int, ...] = (80, 89, 90, 100, 120)
-    programs: int = 1
-    last_reads: bool = False
+    programs: int = 1  # for each multiprocessor, which must have registers for all of them
+    last_reads: bool = False  # whether the last program reads memory that the others wrote
 
 
 READS, WRITES = "LDG.E.128", "STG.E.128"
@@ -42,19 +34,17 @@ ACCESSES = {
 """The 16-byte accesses of kernels that do not both read and write lists."""
 
 
-def launchers() -> Iterator[Any]:
-    """Yield the launchers of the ops on lists and of the optimizers."""
+def list_variants() -> Iterator[Variant]:
+    """Yield the kernels of lists and optim, with either value of each constexpr parameter."""
     import amp_ext.triton_kernels as package
     from amp_ext.triton_kernels.launch import Launcher
 
+    found: list[Any] = []
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        values = vars(importlib.import_module(module.name)).values()
-        yield from (value for value in values if isinstance(value, Launcher))
-
-
-def list_variants() -> Iterator[Variant]:
-    """Yield the kernels of lists and optim, with either value of each constexpr parameter."""
-    for launcher in launchers():
+        found += vars(importlib.import_module(module.name)).values()
+    for launcher in found:
+        if not isinstance(launcher, Launcher):
+            continue
         params = launcher.kernel.params
         types = {p.name: p.annotation_type for p in params if not p.is_constexpr}
         flags = [p.name for p in params if p.is_constexpr]
