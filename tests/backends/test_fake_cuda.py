@@ -65,15 +65,13 @@ def branches() -> float:
 def test_orders_differ_where_nothing_is_waited_for(
     program: Callable[[], object], now: object, late: object
 ) -> None:
-    with in_order("now"):
-        assert program() == now
-    with in_order("late"):
-        assert program() == late
-    seen = set()
-    for seed in range(20):
-        with in_order(str(seed)):
-            seen.add(program())
-    assert seen == {now, late}
+    def result(order: str) -> object:
+        with in_order(order):
+            return program()
+
+    assert result("now") == now
+    assert result("late") == late
+    assert {result(str(seed)) for seed in range(20)} == {now, late}
 
 
 # ---- memory ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -37,21 +38,14 @@ setup = load("setup")
 DEFAULT = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("8.0+PTX;9.0a", ["8.0+PTX", "9.0a"]),
-        (" 8.0+PTX 9.0a;", ["8.0+PTX", "9.0a"]),
-        ("8.0+PTX;9.0", ["8.0+PTX", "9.0a"]),  # Hopper has its own instructions
-        ("9.0+PTX", ["9.0a", "9.0+PTX"]),
-        ("", DEFAULT),
-    ],
-)
-def test_arch_list(text: str, expected: list[str]) -> None:
+def test_arch_list() -> None:
     """The list takes torch's separators; empty, it is what nvcc knows of the default."""
-    assert setup.parse_arch_list(text, KNOWN) == expected
-    if not text:
-        assert setup.parse_arch_list(text, {"75", "80", "90"}) == ["7.5", "8.0+PTX", "9.0a"]
+    assert setup.parse_arch_list("", KNOWN) == DEFAULT
+    assert setup.parse_arch_list("", {"75", "80", "90"}) == ["7.5", "8.0+PTX", "9.0a"]
+    assert setup.parse_arch_list(" 8.0+PTX 9.0a;", KNOWN) == ["8.0+PTX", "9.0a"]
+    # Hopper has its own instructions.
+    assert setup.parse_arch_list("8.0+PTX;9.0", KNOWN) == ["8.0+PTX", "9.0a"]
+    assert setup.parse_arch_list("9.0+PTX", KNOWN) == ["9.0a", "9.0+PTX"]
 
 
 def test_arch_list_names_a_bad_entry() -> None:
@@ -79,31 +73,28 @@ def test_arch_specific_files(folder: str, arches: list[str], expected: list[str]
 # ---- toolkit and the decision ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("nvcc", ["13.0", "13.1"])
+@pytest.mark.parametrize("force_cuda", [False, True])
+def test_when_kernels_are_built(nvcc: str, force_cuda: bool) -> None:
+    assert setup.builds_kernels(False, force_cuda, nvcc, "13.0")
+
+
 @pytest.mark.parametrize(
-    ("nvcc", "torch_cuda", "force_cpu", "obstacle"),
+    ("force_cpu", "nvcc", "torch_cuda", "obstacle"),
     [
-        ("13.0", "13.0", False, None),
-        ("13.1", "13.0", False, None),
-        ("13.0", "13.0", True, "FORCE_CPU is set"),
-        ("13.0", None, False, "torch is not a CUDA build"),
-        (None, "13.0", False, "no nvcc"),
-        ("12.6", "13.0", False, "nvcc is of CUDA 12.6 and torch of CUDA 13.0"),
+        (True, "13.0", "13.0", "FORCE_CPU is set"),
+        (False, "13.0", None, "torch is not a CUDA build"),
+        (False, None, "13.0", "no nvcc"),
+        (False, "12.6", "13.0", "nvcc is of CUDA 12.6 and torch of CUDA 13.0"),
     ],
 )
-def test_when_kernels_are_built(
-    nvcc: str | None,
-    torch_cuda: str | None,
-    force_cpu: bool,
-    obstacle: str | None,
-    capsys: pytest.CaptureFixture[str],
+def test_when_kernels_are_left_out(
+    force_cpu: bool, nvcc: str | None, torch_cuda: str | None, obstacle: str, capsys: Any
 ) -> None:
-    assert setup.builds_kernels(force_cpu, False, nvcc, torch_cuda) == (obstacle is None)
-    assert (obstacle or "") in capsys.readouterr().out
-    if obstacle is None:
-        assert setup.builds_kernels(force_cpu, True, nvcc, torch_cuda)
-    else:
-        with pytest.raises(PlatformError, match=f"FORCE_CUDA is set, but .*{obstacle}"):
-            setup.builds_kernels(force_cpu, True, nvcc, torch_cuda)
+    assert not setup.builds_kernels(force_cpu, False, nvcc, torch_cuda)
+    assert obstacle in capsys.readouterr().out
+    with pytest.raises(PlatformError, match=f"FORCE_CUDA is set, but .*{obstacle}"):
+        setup.builds_kernels(force_cpu, True, nvcc, torch_cuda)
 
 
 # ---- flags of each file ------------------------------------------------------------------------

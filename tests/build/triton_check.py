@@ -22,8 +22,6 @@ from triton_variants import Variant, list_variants, variants
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """The bytes of shared memory that a block may have, by architecture."""
-
-
 wanted = cache(variants)
 
 
@@ -46,15 +44,6 @@ def compiled(index: int, arch: int) -> tuple[Kernel, str, int]:
     return kernel, result.asm["ptx"], result.metadata.shared
 
 
-def crowding(kernel: Kernel, variant: Variant) -> list[str]:
-    """Return the registers that a multiprocessor lacks for its programs of a launch."""
-    registers = kernel.warp_registers * 32 * variant.options.get("num_warps", 4)
-    if variant.programs * registers <= REGISTERS:
-        return []
-    fit = REGISTERS // registers
-    return [f"registers for {fit} programs a multiprocessor, a launch has {variant.programs}"]
-
-
 KINDS = {
     "S": r"st\.global\b",
     "B": r"bar\.sync\b",
@@ -66,8 +55,8 @@ KINDS = {
 """Stores, barriers, tickets, other atomic operations, reads past the first cache, and branches."""
 
 
-def order_faults(ptx: str) -> list[str]:
-    """Return the order of a kernel whose last program may miss other programs' results.
+def is_ordered(ptx: str) -> bool:
+    """Return whether a kernel's last program sees all other programs' results.
 
     Every thread stores, and all meet at a barrier. One thread draws a ticket: the ticket releases
     these stores and acquires other programs' stores. All meet again and read past the first cache.
@@ -76,9 +65,7 @@ def order_faults(ptx: str) -> list[str]:
     line = "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in KINDS.items())
     found = re.finditer(rf"^\s*(?:@!?%\w+\s+)?(?:{line})", ptx, re.MULTILINE)
     order = "".join(match.lastgroup for match in found)
-    if re.fullmatch("[SBJ]*S[SBJ]*BTB[SBJR]*R[SBJR]*", order):
-        return []
-    return [f"the last program may read too early, in the order {order} of {', '.join(KINDS)}"]
+    return re.fullmatch("[SBJ]*S[SBJ]*BTB[SBJR]*R[SBJR]*", order) is not None
 
 
 def keys(variant: Variant) -> set[str]:
@@ -91,15 +78,14 @@ def keys(variant: Variant) -> set[str]:
     backend = make_backend(GPUTarget("cuda", 90, 32))
     bind = create_function_from_signature(variant.kernel.signature, params, backend)
     found = set()
-    for number in (0, 1, 2, 16, 2**31, 2**40, 2**63 - 16, -16):
-        for kind in (int, float):
-            numbers = [
-                kind(number) if parameter.annotation_type == "fp32" else number
-                for parameter in params
-                if not parameter.is_constexpr
-            ]
-            _, *key = bind(*numbers, **variant.constexprs, **variant.options, debug=False)
-            found.add(str(key))
+    for number in (0, 1, 2, 16, 2**31, 2**40, 2**63 - 16, -16, 0.0, 1.0):
+        numbers = [
+            number if parameter.annotation_type == "fp32" else int(number)
+            for parameter in params
+            if not parameter.is_constexpr
+        ]
+        _, *key = bind(*numbers, **variant.constexprs, **variant.options, debug=False)
+        found.add(str(key))
     return found
 
 
@@ -115,10 +101,14 @@ def main() -> int:
         results = pool.starmap(compiled, jobs, chunksize=1)
     for (index, arch), (kernel, ptx, shared) in zip(jobs, results, strict=True):
         variant, limit = wanted()[index], SHARED_LIMITS[arch]
-        found = common_faults(kernel, variant.needed) + crowding(kernel, variant)
+        found = common_faults(kernel, variant.needed)
         if shared > limit:
             found.append(f"{shared} bytes of shared memory, a block may have {limit}")
-        found += order_faults(ptx) if variant.last_reads else []
+        threads = 32 * variant.options.get("num_warps", 4) * variant.programs
+        if kernel.warp_registers * threads > REGISTERS:
+            found.append(f"{kernel.registers} registers for each of {threads} threads of a launch")
+        if variant.last_reads and not is_ordered(ptx):
+            found.append("the last program may read too early")
         problems += [f"{variant.name} for sm_{arch}: {fault}" for fault in found]
     print(f"{len(jobs)} kernels of Triton")
     for problem in problems:
