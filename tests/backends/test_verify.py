@@ -114,9 +114,12 @@ def test_modes_of_the_caller_do_not_matter(load: Load) -> None:
 def test_torch_compile_does_not_trace_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     load()
     callbacks = []
-    monkeypatch.setattr(
-        verify, "may_run", lambda *arguments: callbacks.append(get_eval_frame_callback())
-    )
+
+    def may_run(*arguments: object) -> bool:
+        callbacks.append(get_eval_frame_callback())
+        return True
+
+    monkeypatch.setattr(verify, "may_run", may_run)
     matrix = torch.ones(8, 8).half()
 
     @torch.compile(backend="eager")

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,6 @@ class Kernel:
         sequence: the instructions in their order.
         jumps: from places in it to others.
         constants: bytes of the bank with its parameters, after a few hundred others.
-        instructions: how often each occurs.
         batches: bytes of each global load that a thread issues before it uses the first of them.
         conversions: the most from fp32 to fp64 without a load or a branch between them.
     """
@@ -36,7 +34,6 @@ class Kernel:
     constants: int = 0
     sequence: list[str] = field(default_factory=list)
     jumps: dict[int, int] = field(default_factory=dict)
-    instructions: Counter[str] = field(default_factory=Counter)
     batches: list[list[int]] = field(default_factory=list)
     conversions: int = 0
 
@@ -53,11 +50,8 @@ class Kernel:
     def count(self, wanted: str) -> int:
         """Count the `wanted` instructions; LDG.128 is any LDG with 128 among its suffixes."""
         opcode, *suffixes = wanted.split(".")
-        return sum(
-            number
-            for name, number in self.instructions.items()
-            if name.split(".")[0] == opcode and set(suffixes) <= set(name.split("."))
-        )
+        parts = (name.split(".") for name in self.sequence)
+        return sum(first == opcode and {*suffixes} <= {*rest} for first, *rest in parts)
 
     def bytes_in_flight(self, loops: int, width: int) -> int:
         """Return the bytes that a thread loads before the first use in at least `loops` loops, by
@@ -156,5 +150,4 @@ def read_sass(sass: str, kernels: Kernels) -> None:
             if match[1].startswith(JUMPS) and (target := re.search(r"0x([0-9a-f]+)", match[2])):
                 batch.kernel.jumps[len(batch.kernel.sequence)] = int(target[1], 16) // BYTES
             batch.kernel.sequence.append(sys.intern(match[1]))
-            batch.kernel.instructions[match[1]] += 1
             batch.add(match[1], match[2])

@@ -147,9 +147,6 @@ def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "  ok    training step on cpu\n" in said
 
 
-# ---- backends ----------------------------------------------------------------------------------
-
-
 def test_a_cpu_build_of_torch_has_no_cuda_backend(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
