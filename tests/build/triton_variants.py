@@ -71,15 +71,10 @@ MULTIPLY = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
 FLOAT, HALF, BRAIN = range(3)
 """The numbers of dtypes in csrc/include/amp_ext/dtype.h."""
 TYPES = {HALF: "fp16", BRAIN: "bf16"}
-LARGE, MIDDLE, SMALL, SPLIT, FEW, ODD = (
-    (1, 1, 4096, 4096, 512),
-    (1, 1, 1024, 2048, 256),
-    (1, 1, 512, 512, 512),
-    (1, 1, 1024, 1024, 8192),
-    (1, 1, 16, 4096, 4096),
-    (1, 1, 1024, 2049, 256),
-)
-"""Batch, terms, m, n and k of products with each tile, splits along k, and odd rows."""
+LARGE = (1, 1, 4096, 4096, 512)
+"""Batch, terms, m, n and k of a product."""
+MIDDLE, SMALL, FEW = (1, 1, 1024, 2048, 256), (1, 1, 512, 512, 512), (1, 1, 16, 4096, 4096)
+SPLIT, ODD = (1, 1, 1024, 1024, 8192), (1, 1, 1024, 2049, 256)
 
 # Name -> options of `_variant`. Odd sizes have a tile of their own.
 EPILOGUES: dict[str, dict[str, Any]] = {
@@ -144,9 +139,8 @@ def _variant(
     needed += ["STG.E.128" if n % 8 == 0 else "STG"]
     needed += ["UTMALDG"] if any(maps.values()) else []
     needed += ["LDGSTS.E.BYPASS"] if not any(maps.values()) and k % 8 == n % 8 == 0 else []
-    tile = f"{form.tile_m.value}x{form.tile_n.value}x{form.tile_k.value}"
     return Variant(
-        f"gemm_kernel {tile}, {name}",
+        f"gemm_kernel {name}",
         gemm_kernel,
         signature,
         constexprs,
@@ -160,10 +154,10 @@ def _variant(
 def gemm_variants() -> Iterator[Variant]:
     """Yield every tile, of both dtypes in turn; the epilogues; pointers where TMA is usual."""
     for arch in MULTIPROCESSORS:
-        for number, sizes in enumerate((LARGE, MIDDLE, SMALL, FEW)):
-            dtype, trans = ((HALF, (False, True)), (BRAIN, (False, False)))[number % 2]
-            name = f"{TYPES[dtype]} {'tn'[not trans[0]]}{'nt'[trans[1]]}"
-            yield _variant(arch, name, sizes, dtype=dtype, trans=trans)
+        for sizes in (LARGE, SMALL):
+            yield _variant(arch, f"fp16 {sizes}", sizes)
+        for sizes in (MIDDLE, FEW):
+            yield _variant(arch, f"bf16 {sizes}", sizes, dtype=BRAIN, trans=(False, False))
         if arch in (89, 120):  # the kernels of 80
             continue
         for name, options in (EPILOGUES | ODD_ROWS if arch == 90 else EPILOGUES).items():
