@@ -161,7 +161,6 @@ with recorded() as calls:
     thread = threading.Thread(target=multiply)
     thread.start()
     thread.join()
-print(amp_ext._C.refused_tensor_maps(), calls.of("launch"))
+print(calls.of("launch"))
 """
-    refused, launches = printed(code, capability="90", multiprocessors="16").split(maxsplit=1)
-    assert refused == "0" and "gemm_sm90_kernel" in launches
+    assert "gemm_sm90_kernel" in printed(code, capability="90", multiprocessors="16")
