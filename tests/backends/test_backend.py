@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import amp_ext
 import programs
@@ -47,6 +47,13 @@ def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_triton, "triton_version", lambda: None)
 
 
+@pytest.fixture
+def interpreted_triton() -> None:
+    if not _triton.is_interpreted():
+        pytest.skip("TRITON_INTERPRET is not set: with a GPU, kernels are compiled")
+    amp_ext.set_backend("triton")
+
+
 def test_without_a_toolkit_triton_runs_the_list_ops_of_a_gpu(without_kernels: None) -> None:
     _C.set_gemm_mode("kernel")
     amp_ext.set_backend(None)
@@ -74,13 +81,6 @@ def test_the_cpu_is_tritons_where_it_is_interpreted(
     assert (on_cuda == "triton") == (interpreted == "0"), "the interpreter has the host's memory"
     amp_ext.set_backend("cpu")
     assert backend_for("cpu").name == "cpu"
-
-
-def test_unknown_backend() -> None:
-    before = amp_ext.get_backend()
-    with pytest.raises(ValueError, match="must be one of cuda, triton, cpu, got 'Triton'"):
-        amp_ext.set_backend("Triton")
-    assert amp_ext.get_backend() == before
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,10 @@ def test_tensors_outlive_a_launch_that_runs_other_threads(
     op: str, interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host paths of the scaler and of short casts hold no lock while Python runs."""
-    grads = [torch.ones(1000) for _ in range(3)]
-    alive = [weakref.ref(grad) for grad in grads]
     parameter = torch.nn.Parameter(torch.ones(1000))
     parameter.grad = torch.ones(1000)
-    storage = weakref.ref(parameter.grad.untyped_storage())
-    outputs = [torch.zeros(1000, dtype=torch.float16) for _ in range(3)]
+    grads = [parameter.grad]
+    memory = StorageWeakRef(parameter.grad.untyped_storage())
     seen = []
 
     def launch(*arguments: object) -> None:
@@ -136,18 +134,18 @@ def test_tensors_outlive_a_launch_that_runs_other_threads(
 
         with ThreadPoolExecutor() as pool:
             pool.submit(clear).result()
-        seen.append([reference() is not None for reference in alive])
+        seen.append(memory.expired())
 
     monkeypatch.setattr(TRITON[op], launch)
     if op == "cast_":
-        amp_ext.ops.cast_(outputs, grads)
-        assert seen == [[True] * 3]
+        amp_ext.ops.cast_([torch.zeros(1000, dtype=torch.float16)], grads)
     else:
+        grads.clear()
         scaler = amp_ext.GradScaler("cpu")
         scaler.scale(torch.ones(()))
         scaler.unscale_(torch.optim.SGD([parameter], lr=1.0))
-        assert len(seen) == 1
-        assert storage() is None, "it is freed after the launch"
+    assert seen == [False]
+    assert memory.expired(), "it is freed after the launch"
 
 
 def test_environment_variable_chooses() -> None:
@@ -193,13 +191,6 @@ def test_triton_refuses_products_that_32_bits_cannot_count(
 # ---- errors in a kernel's function -------------------------------------------------------------
 
 
-@pytest.fixture
-def interpreted_triton() -> None:
-    if not _triton.is_interpreted():
-        pytest.skip("TRITON_INTERPRET is not set: with a GPU, kernels are compiled")
-    amp_ext.set_backend("triton")
-
-
 def backward_in_a_thread(result: torch.Tensor) -> BaseException | None:
     """Run a backward pass in a thread of its own, as autograd does for a GPU; return its error."""
     with ThreadPoolExecutor() as pool:
@@ -228,25 +219,21 @@ def test_a_backward_pass_is_tritons_too(
     assert b.grad.tolist() == [[2.0] * 4] * 3
 
 
-@pytest.mark.parametrize("call", ["check_finite", "gemm", "backward"])
+@pytest.mark.parametrize("op", ["check_finite", "gemm"])
 def test_errors_of_a_kernel_reach_the_caller(
-    call: str, interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
+    op: str, interpreted_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors of a kernel keep their type through the dispatcher, and through autograd."""
 
     def failing(*arguments: object) -> None:
         raise MemoryError("the kernel's own words")
 
-    half = torch.ones(4, 4, dtype=torch.float16, requires_grad=call == "backward")
+    half = torch.ones(4, 4, dtype=torch.float16, requires_grad=op == "gemm")
     result = amp_ext.ops.gemm(half, half)
-    monkeypatch.setattr(TRITON["check_finite" if call == "check_finite" else "gemm"], failing)
-    if call == "backward":
+    monkeypatch.setattr(TRITON[op], failing)
+    if op == "gemm":
         error = backward_in_a_thread(result)
         assert isinstance(error, MemoryError) and str(error) == "the kernel's own words"
-        assert half.grad is None
-        return
-    with pytest.raises(MemoryError, match="the kernel's own words"):
-        if call == "gemm":
-            amp_ext.ops.gemm(half, half)
-        else:
+    else:
+        with pytest.raises(MemoryError, match="the kernel's own words"):
             amp_ext.ops.check_finite([half], torch.zeros(()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -115,17 +113,12 @@ def test_nothing_is_copied_before_the_choice(dtype: torch.dtype) -> None:
 
 def test_batches_are_one_product_where_they_can_be() -> None:
     a, b, bias = (torch.ones(shape, dtype=FP64) for shape in ((2, 3, 4, 8), (8, 5), 5))
-    assert shapes_in_torch(lambda: ops.gemm(a, b)) == [[24, 8], [8, 5]]
-    assert shapes_in_torch(lambda: ops.gemm(a, b, bias=bias)) == [[24, 8], [8, 5]]
     terms = torch.ones(3, 8, 4, dtype=FP64)
-    summed = lambda: ops.gemm(terms, terms, trans_a=True, sum_batch=True)  # noqa: E731
-    assert shapes_in_torch(summed) == [[4, 24], [24, 4]]
-
-
-def shapes_in_torch(call: Callable[[], object]) -> list[list[int]]:
-    """The shapes of a and b in the one matrix product that torch's library computes."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-        call()
+        ops.gemm(a, b)
+        ops.gemm(a, b, bias=bias)
+        ops.gemm(terms, terms, trans_a=True, sum_batch=True)
     operands = {"aten::mm": slice(0, 2), "aten::addmm": slice(1, 3)}
-    (event,) = [event for event in profiler.events() if event.name in operands]
-    return event.input_shapes[operands[event.name]]
+    events = [event for event in profiler.events() if event.name in operands]
+    shapes = [event.input_shapes[operands[event.name]] for event in events]
+    assert shapes == [[[24, 8], [8, 5]], [[24, 8], [8, 5]], [[4, 24], [24, 4]]]

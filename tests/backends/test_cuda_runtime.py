@@ -29,10 +29,6 @@ def call(name: str, *arguments: object) -> int:
     return error
 
 
-def stream_of(stream: torch.cuda.Stream) -> ctypes.c_void_p:
-    return ctypes.c_void_p(stream.cuda_stream)
-
-
 def unsafe_calls() -> dict[str, Callable[[], int]]:
     """Return calls of CUDA, with arguments made before the capture."""
     event, freed, made = torch.cuda.Event(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -74,13 +70,14 @@ def test_unsafe_call_ends_a_global_capture(
 
     A relaxed thread may thus allocate, send and free the backend's memory during a capture.
     """
-    body, stream, graph = unsafe_calls()[name], torch.cuda.Stream(), ctypes.c_void_p()
+    body, graph = unsafe_calls()[name], ctypes.c_void_p()
+    stream = ctypes.c_void_p(torch.cuda.Stream().cuda_stream)
     torch.cuda.synchronize()
-    assert call("cudaStreamBeginCapture", stream_of(stream), mode) == SUCCESS
+    assert call("cudaStreamBeginCapture", stream, mode) == SUCCESS
     run = partial(relaxed, body) if is_relaxed else body
     with ThreadPoolExecutor() as pool:
         error = pool.submit(run).result(60) if in_thread else run()
-    captured = call("cudaStreamEndCapture", stream_of(stream), ctypes.byref(graph))
+    captured = call("cudaStreamEndCapture", stream, ctypes.byref(graph))
     if captured == SUCCESS:
         call("cudaGraphDestroy", graph)
     expected = (UNSUPPORTED, INVALIDATED) if ends else (SUCCESS, SUCCESS)

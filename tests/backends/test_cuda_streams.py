@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,9 +62,7 @@ class Product:
         assert result.cpu().equal(self.a.cpu().float() @ self.b.cpu().float())
 
 
-def captured(
-    body: Callable[[], object], stream: torch.cuda.Stream | None = None
-) -> torch.cuda.CUDAGraph:
+def captured(body: Callable[[], object], stream: Any = None) -> torch.cuda.CUDAGraph:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
@@ -175,29 +174,25 @@ def test_thread_during_a_capture(device: str, ends: bool) -> None:
 
     go, ready = threading.Event(), threading.Event()
 
-    def wait() -> None:
+    def work_and_wait() -> None:
         work()
         torch.cuda.synchronize()
         ready.set()
         go.wait(LIMIT)
 
-    thread = threading.Thread(target=wait)
+    thread = threading.Thread(target=work_and_wait if ends else work, daemon=True)
     if ends:
         thread.start()
         assert ready.wait(LIMIT)
 
     def step() -> None:
-        if ends:
-            go.set()
-            end = time.monotonic() + LIMIT
-            while Path(f"/proc/self/task/{thread.native_id}").exists():
-                assert time.monotonic() < end
-                time.sleep(0.001)  # join() returns before the thread's memory has been freed
-        else:
-            other = threading.Thread(target=work, daemon=True)  # a hang fails the test
-            other.start()
-            other.join(LIMIT)
-            assert not other.is_alive()
+        if not ends:
+            thread.start()
+        go.set()
+        end = time.monotonic() + LIMIT
+        while Path(f"/proc/self/task/{thread.native_id}").exists():
+            assert time.monotonic() < end, "a hang"
+            time.sleep(0.001)  # join() returns before the thread's memory has been freed
         others.unscale()
 
     graph = captured(step)

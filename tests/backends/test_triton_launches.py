@@ -59,47 +59,42 @@ def on_gpu(*shape: int, dtype: torch.dtype = FP16) -> Tensor:
     return torch.zeros(shape, device="cuda", dtype=dtype)
 
 
-def list_calls() -> Iterator[Callable[[], object]]:
+@pytest.fixture
+def calls() -> list[Callable[[], object]]:
     grads = [on_gpu(100, dtype=torch.float32) for _ in range(2)]
-    norms = on_gpu(2, dtype=torch.float32)
+    norms, output = on_gpu(2, dtype=torch.float32), on_gpu(100)
     found_inf, one = on_gpu(dtype=torch.float32), torch.ones((), device="cuda")
     tracker = on_gpu(dtype=torch.int32)
-    yield lambda: ops.check_finite(grads, found_inf)
-    yield lambda: ops.unscale_(grads, found_inf, one)
-    output = on_gpu(100)
-    yield lambda: ops.cast_([output], grads[:1])
-    yield lambda: ops.grad_norm(grads, found_inf)
-    yield lambda: ops.grad_norm(grads, found_inf, norms=norms)
-    yield lambda: ops.update_scale_(one, tracker, [found_inf], 2.0, 0.5, 2000)
-
-
-def gemm_calls() -> Iterator[Callable[[], object]]:
     a, odd = on_gpu(64, 64), on_gpu(64, 65)[:, 1:]
     bias, wide = on_gpu(64), on_gpu(64, dtype=torch.float32)
-    yield lambda: ops.gemm(a, a)
-    yield lambda: ops.gemm(odd, a)
-    yield lambda: ops.gemm(a, a, alpha=2.0)
-    yield lambda: ops.linear(a, a, bias)
-    yield lambda: ops.linear(a, a, wide)
-    yield lambda: ops.gemm(a, a, c=a)
-    yield lambda: ops.gemm(a.bfloat16(), a.bfloat16())
+    return [
+        lambda: ops.check_finite(grads, found_inf),
+        lambda: ops.unscale_(grads, found_inf, one),
+        lambda: ops.cast_([output], grads[:1]),
+        lambda: ops.grad_norm(grads, found_inf),
+        lambda: ops.grad_norm(grads, found_inf, norms=norms),
+        lambda: ops.update_scale_(one, tracker, [found_inf], 2.0, 0.5, 2000),
+        lambda: ops.gemm(a, a),
+        lambda: ops.gemm(odd, a),
+        lambda: ops.gemm(a, a, alpha=2.0),
+        lambda: ops.linear(a, a, bias),
+        lambda: ops.linear(a, a, wide),
+        lambda: ops.gemm(a, a, c=a),
+        lambda: ops.gemm(a.bfloat16(), a.bfloat16()),
+    ]
 
 
-@pytest.mark.parametrize("calls", [list_calls, gemm_calls])
 def test_later_launches_get_what_the_first_one_got_cuda(
-    calls: Callable[[], Iterator[Callable[[], object]]],
+    calls: list[Callable[[], object]],
     launched: list[tuple[Any, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from triton.runtime.jit import JITFunction
-
-    calls = list(calls())
     for call in calls:
         call()
     first = launched.copy()
     launched.clear()
     assert len(first) == len(calls)
-    monkeypatch.delattr(JITFunction, "run")  # Triton's own look-up
+    monkeypatch.delattr("triton.runtime.jit.JITFunction.run")  # Triton's own look-up
     for call in calls:
         call()
     assert launched == first
@@ -117,10 +112,11 @@ def test_each_device_loads_its_own_cuda(launched: list[tuple[Any, ...]]) -> None
     assert not set(functions[:2]) & set(functions[2:4])
 
 
-def test_a_stream_of_its_own_cuda(launched: list[tuple[Any, ...]]) -> None:
+def test_a_stream_of_its_own_cuda(
+    calls: list[Callable[[], object]], launched: list[tuple[Any, ...]]
+) -> None:
     usual, stream = torch.cuda.current_stream().cuda_stream, torch.cuda.Stream()
-    for calls in (list_calls, gemm_calls):
-        call = next(calls())
+    for call in (calls[0], calls[6]):  # of lists, of matrices
         call()
         with torch.cuda.stream(stream):
             call()
@@ -142,46 +138,39 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_products_of_other_tensors_cuda(known: list[dict[str, Any]]) -> None:
+    """Later products have their own tensors; a bias with holes is copied."""
     ops.linear(on_gpu(64, 64), on_gpu(64, 64), on_gpu(64))
-    x, weight, bias = on_gpu(64, 64), on_gpu(64, 64), on_gpu(64)
-    given = {"a": x, "b": weight, "bias": bias, "out": ops.linear(x, weight, bias)}
-    got = known[-1]
-    assert all(got[name] == tensor.data_ptr() for name, tensor in given.items())
-
-
-def test_a_bias_with_holes_is_copied_cuda(known: list[dict[str, Any]]) -> None:
-    x, bias = on_gpu(64, 64), on_gpu(128)
-    ops.linear(x, x, bias[:64])
-    ops.linear(x, x, bias[::2])
+    x, weight, bias = on_gpu(64, 64), on_gpu(64, 64), on_gpu(128)
+    given = {"a": x, "b": weight, "bias": bias, "out": ops.linear(x, weight, bias[:64])}
+    assert all(known[-1][name] == tensor.data_ptr() for name, tensor in given.items())
+    ops.linear(x, weight, bias[::2])
     assert known[-1]["bias"] not in (0, bias.data_ptr())
 
 
 def test_splits_have_memory_cuda(known: list[dict[str, Any]]) -> None:
-    """Splits of a product take one launch with scratch and tickets."""
     a, b = on_gpu(64, 4096), on_gpu(4096, 64)
     for _ in range(2):
-        out = ops.gemm(a, b)
+        ops.gemm(a, b)
     (product,) = known
     assert product["splits"] > 1
     assert product["scratch"] and product["tickets"]
-    assert product["out"] == out.data_ptr()
 
 
-@pytest.mark.parametrize("calls", [list_calls, gemm_calls])
 def test_hooks_see_every_launch_cuda(
-    calls: Callable[[], Iterator[Callable[[], object]]], launched: list[tuple[Any, ...]]
+    calls: list[Callable[[], object]], launched: list[tuple[Any, ...]]
 ) -> None:
     from triton import knobs
 
-    seen: list[tuple[str, str]] = []
+    entered: list[str] = []
+    left: list[str] = []
 
     def enter(metadata: Any) -> None:
-        seen.append(("enter", metadata.get()["name"]))
+        entered.append(metadata.get()["name"])
 
     def leave(metadata: Any) -> None:
-        seen.append(("leave", metadata.get()["name"]))
+        left.append(metadata.get()["name"])
+        assert left == entered
 
-    calls = list(calls())
     knobs.runtime.launch_enter_hook.add(enter)
     knobs.runtime.launch_exit_hook.add(leave)
     try:
@@ -190,8 +179,8 @@ def test_hooks_see_every_launch_cuda(
     finally:
         knobs.runtime.launch_enter_hook.remove(enter)
         knobs.runtime.launch_exit_hook.remove(leave)
-    assert [what for what, _ in seen] == ["enter", "leave"] * len(launched)
-    assert all(name.endswith("_kernel") for _, name in seen)
+    assert len(left) == len(launched) == len(calls)
+    assert all(name.endswith("_kernel") for name in left)
 
 
 def test_a_product_that_is_first_seen_in_a_capture_cuda(launched: list[tuple[Any, ...]]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,30 +62,26 @@ def entry(product: Any, backend: str, variant: int) -> Any:
     return (str(product), *product.key, backend, variant, "a test says so")
 
 
-def stored(file: Path) -> list[Any]:
-    """Return the lines of the table."""
-    return [json.loads(line) for line in file.read_text().splitlines() if line]
+def reload() -> None:
+    """Read the table as a process does that starts."""
+    tune._own.clear()
+    tune.load_table("cpu")
 
 
 @two_ways
-def test_a_table_that_lies_is_corrected(file: Path) -> None:
+def test_a_table_that_lies_is_corrected() -> None:
     """The next tune() corrects a wrong entry; entries it does not measure stay."""
     a, b = small_products()
-    lie = entry(noted(ops.gemm, a, b), "cpu", 1)
-    other = entry(noted(ops.gemm, a[0], b[0]), "cpu", 1)
-    tune.update_table("cpu", [lie, other])
+    products = noted(ops.gemm, a, b), noted(ops.gemm, a[0], b[0])
+    tune.update_table("cpu", [entry(product, "cpu", 1) for product in products])
     assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
     with amp_ext.tune(seconds=2) as results:
         ops.gemm(a, b)
         ops.gemm(a, b)
     assert [(r.backend, r.variant, r.calls) for r in results] == [("cpu", 0, 2)]
-    reason = "measured: nothing is faster than the default"
-    assert _C.gemm_choice(a, b) == ("cpu", reason)
+    reload()
+    assert _C.gemm_choice(a, b) == ("cpu", "measured: nothing is faster than the default")
     assert _C.gemm_choice(a[0], b[0]) == ("cpu", "a test says so")
-    _C.set_measured("cpu", [])
-    tune.load_table("cpu")
-    assert _C.gemm_choice(a, b) == ("cpu", reason), "as a process finds it that starts now"
-    assert [e[-2] for e in stored(file)] == [1, 1, 0]
 
 
 @two_ways
@@ -162,30 +158,20 @@ def test_a_wrong_candidate_is_left_out(wrong: str, monkeypatch: pytest.MonkeyPat
     assert measured == [], "there is nothing left to compare"
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda a, b, c: ops.gemm(a, b, bias=c[0, 0]),
-        lambda a, b, c: ops.gemm(a, b, c=c),
-        lambda a, b, c: ops.gemm_accumulate_(c, a, b),
-    ],
-    ids=["bias", "c", "accumulate"],
-)
 @two_ways
 @pytest.mark.parametrize("dtype", [FP16, BF16])
-def test_all_candidates_compute_the_same(dtype: torch.dtype, call: Callable[..., Any]) -> None:
-    """All candidates compute the same without a warning, on random numbers of their own.
-
-    The user's random state does not change.
-    """
+def test_all_candidates_compute_the_same(dtype: torch.dtype) -> None:
+    """All candidates compute the same without a warning, on random numbers of their own."""
     a, b = (operand.to(dtype) for operand in small_products())
     c = torch.randn(300, 4, 4)
-    with amp_ext.tune(seconds=0.2) as results:
-        call(a, b, c)
+    with amp_ext.tune(seconds=0.6) as results:
+        ops.gemm(a, b, bias=c[0, 0])
+        ops.gemm(a, b, c=c)
+        ops.gemm_accumulate_(c, a, b)
         state, before = torch.get_rng_state(), c.clone()
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(c, before)
-    assert len(results) == 1
+    assert len(results) == 3
 
 
 @pytest.mark.ptx
@@ -206,16 +192,9 @@ def test_plans_of_the_kernels_are_candidates(ptx: Ptx) -> None:
         torch.testing.assert_close(result.float(), a.float() @ b.float(), rtol=2**-10, atol=2**-10)
         plans.add(ptx.plan())
     assert len(plans) == len(variants)
-    a, b = a.float(), b.float()
-    tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "ptx", 0)])
-    assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED), "an entry that cannot be right"
-
-
-@pytest.mark.ptx
-def test_a_chosen_backend_excludes_the_kernels_of_others(ptx: Ptx) -> None:
-    a, b = small_products()
-    _C.set_gemm_mode("auto")
-    tune.update_table("cpu", [entry(noted(ops.gemm, a, b), "ptx", 0)])
+    wide = a.float(), b.float()
+    tune.update_table("cpu", [entry(noted(ops.gemm, *wide), "ptx", 0)])
+    assert _C.gemm_choice(*wide) == ("cpu", UNMEASURED), "an entry that cannot be right"
     for chosen, measured in (("ptx", "ptx"), ("", "ptx"), ("cpu", "cpu")):
         _C.use_backend("cpu", chosen)
         assert _C.gemm_choice(a, b)[0] == measured
@@ -231,13 +210,18 @@ def changed(change: Callable[[list[Any]], Any]) -> Callable[[Path], object]:
     return damage
 
 
+def become_a_fifo(file: Path) -> None:
+    """Replace a file by a FIFO, which a reader would wait for."""
+    file.unlink()
+    os.mkfifo(file)
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
+    "fifo": become_a_fifo,
     "huge": lambda file: os.truncate(file, 1 << 42),
     "deep": lambda file: file.write_text("[" * 200_000),
     "not utf8": lambda file: file.write_bytes(b"\xff\n"),
-    "empty": changed(lambda line: []),
     "short": changed(lambda line: line[:-1]),
-    "a dict": changed(lambda line: {"product": line}),
     "another part": changed(lambda line: ["verified", *line[1:]]),
     "key": changed(lambda line: [*line[:2], "1", *line[3:]]),
     "key beyond int64": changed(lambda line: [*line[:2], 2**70, *line[3:]]),
@@ -252,26 +236,11 @@ def test_a_damaged_file_is_no_table(damage: str, file: Path) -> None:
     products = [entry(noted(ops.gemm, a, b), "cpu", 1)]
     tune.update_table("cpu", products)
     DAMAGES[damage](file)
-    tune._own.clear()
-    tune.load_table("cpu")
+    reload()
     assert _C.gemm_choice(a, b) == ("cpu", UNMEASURED)
     tune.update_table("cpu", products)
-    tune._own.clear()
-    tune.load_table("cpu")
+    reload()
     assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
-
-
-def test_a_fifo_is_no_table(file: Path) -> None:
-    """A FIFO in the table's place blocks no process, and the next measurement replaces it."""
-    file.parent.mkdir()
-    os.mkfifo(file)
-    reader = threading.Thread(target=tune.load_table, args=("cpu",), daemon=True)
-    reader.start()
-    reader.join(10)
-    assert not reader.is_alive()
-    product = noted(ops.gemm, *small_products())
-    tune.update_table("cpu", [entry(product, "cpu", 1)])
-    assert file.is_file() and len(stored(file)) == 1
 
 
 def test_another_torch_driver_or_build_has_another_file(
@@ -282,9 +251,10 @@ def test_another_torch_driver_or_build_has_another_file(
     monkeypatch.setattr(_cache, "device_name", str)
     monkeypatch.setattr(_cache, "_identity", _cache._identity.__wrapped__)
     files = [_cache.path("cuda")]
-    for name, value in (("torch.__version__", "0.0.9"), ("amp_ext._cache.driver", lambda: "9")):
-        monkeypatch.setattr(name, value)
-        files.append(_cache.path("cuda"))
+    monkeypatch.setattr("torch.__version__", "0.0.9")
+    files.append(_cache.path("cuda"))
+    monkeypatch.setattr(_cache, "driver", lambda: "9")
+    files.append(_cache.path("cuda"))
     os.utime(library, (1, 1))
     assert len({*files, _cache.path("cuda")}) == 4
 
@@ -299,7 +269,6 @@ def test_a_cache_folder_without_an_absolute_path_is_the_default(
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four processes keep all entries while each measures 40 products and verifies ten families."""
     product = noted(ops.gemm, *small_products())
     monkeypatch.setattr(verify, "_known", {})
 
@@ -307,8 +276,7 @@ def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.Monke
         for i in range(40):
             key = [*product.key[:-1], 1000 * process + i]
             tune.update_table("cpu", [("", *key, "cpu", 2, "a test says so")])
-            if i % 4 == 0:
-                _cache.append("cpu", "verified", [(f"cpu {process} {i}", "", "today")])
+            _cache.append("cpu", "verified", [(f"cpu {process} {i}", "", "today")])
 
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=write, args=(i,)) for i in range(4)]
@@ -318,7 +286,7 @@ def test_processes_that_write_at_once_keep_all_entries(monkeypatch: pytest.Monke
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
     assert len(tune.load_table("cpu")) == 160
-    assert len(verify.known("cpu")) == 40
+    assert len(verify.known("cpu")) == 160
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,23 +294,23 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "amp_ext").write_text("a file")
     a, b = small_products()
     for operands in ((a, b), (b, a)):
-        with pytest.warns(UserWarning, match="cannot write measurements"), amp_ext.tune(1):
-            ops.gemm(*operands)
-    assert all(_C.gemm_choice(*x)[1].startswith("measured: ") for x in ((a, b), (b, a)))
+        product = noted(ops.gemm, *operands)
+        with pytest.warns(UserWarning, match="cannot write measurements"):
+            tune.update_table("cpu", [entry(product, "cpu", 1)])
+    assert _C.gemm_choice(a, b) == _C.gemm_choice(b, a) == ("cpu", "a test says so")
 
 
-@pytest.mark.parametrize("when", ["before", "within"])
 def test_a_script_that_trains_in_several_processes(
-    file: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """tune() refuses a script of several processes, by their group or the launcher's variable."""
-    if when == "before":
-        monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match="in one process before it"), amp_ext.tune():
         ops.gemm(*small_products())
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    if when == "within":
-        torch.distributed.destroy_process_group()
+    torch.distributed.destroy_process_group()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="in one process before it"), amp_ext.tune():
+        pytest.fail("the region was entered")
     assert not file.exists()
 
 
@@ -357,39 +325,35 @@ def test_regions_do_not_nest_and_errors_leave_them() -> None:
     assert _C.stop_noting() == []
 
 
-def run(*command: str, status: int = 0) -> str:
+def run(*command: str) -> str:
     """Run a process that computes products by the table, without Triton; return its output."""
     variables = {"AMP_EXT_GEMM": "auto", "AMP_EXT_BACKEND": "cuda" if HAS_CUDA else "cpu"}
     variables["PYTHONPATH"] = str(Path(amp_ext.__file__).parents[1])
     done = programs.run(*command, **variables)
-    assert (done.returncode, done.stderr) == (status, ""), done.stderr
-    return done.stdout
+    return f"{done.stdout}{done.stderr}{done.returncode}"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"] if HAS_CUDA else ["cpu"])
 def test_a_script(device: str, tmp_path: Path) -> None:
     """The next process uses the measurements of a script."""
-    script = tmp_path / "scripts" / "script.py"
-    script.parent.mkdir()
+    script = tmp_path / "script.py"
     script.write_text(
         "import signal, sys, torch\nfrom amp_ext import _C, ops\n"
         "a = torch.ones(100, 4, 8, dtype=torch.half, device=sys.argv[1])\n"
         "ops.gemm(a, a.mT)\nprint(__name__, _C.gemm_choice(a, a.mT)[1])\n"
         "sys.exit(3 if signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN else 4)\n"
     )
-    said = run("-m", "amp_ext", "tune", str(script), device, status=3)
+    said = run("-m", "amp_ext", "tune", str(script), device)
     unmeasured = UNMEASURED if device == "cpu" else "not measured: torch's library"
     assert said.startswith(f"__main__ {unmeasured}\namp_ext.tune: 1 of 1 products measured")
-    assert run(str(script), device, status=3).startswith("__main__ measured: ")
+    assert said.endswith("\n3")
+    assert re.fullmatch(r"__main__ measured: .*\n3", run(str(script), device))
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="needs the CUDA kernels and a device")
 @pytest.mark.parametrize("where", ["backward", "capture"])
 def test_the_first_product_reads_the_table_wherever_it_is_cuda(where: str) -> None:
-    """The first product reads the table in a thread without the GIL, and within a capture.
-
-    A waiting call would end the capture.
-    """
+    """The first product reads the table in a thread without the GIL, and within a capture."""
     a = torch.randn(16, 16, device="cuda").half()
     product = noted(ops.gemm, a, a.clone())
     variant = [v for backend, v in product.candidates(triton=False) if backend == "cuda"][-1]
@@ -408,10 +372,10 @@ if sys.argv[1] == "backward":
     result = b.grad
 else:
     graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
+    with torch.no_grad(), torch.cuda.graph(graph):  # a waiting call would end the capture
         result = ops.gemm(a, b)
     graph.replay()
 print(*_C.gemm_choice(a, b), result.sum().item())
 """
-    assert run("-c", code, where) == f"cuda a test says so {16.0**3}\n"
+    assert run("-c", code, where) == f"cuda a test says so {16.0**3}\n0"
     _C.set_measured("cuda:0", [])

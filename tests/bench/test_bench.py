@@ -1,22 +1,27 @@
-"""Test bench/run.py: its measurements, and the comparison with another commit."""
+"""Test bench/run.py: every op has measurements, and a wrong result has no ratio."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+import amp_ext
 import run
-from bench_program import BENCH, quiet, record, run_quick  # noqa: F401  (a fixture)
-from harness import base, ledger, measure, providers, registry, table, timing
+from cases import threads
+from harness import ledger, providers, registry, timing
+from harness.bounds import compare
+from ops import autocast, gemm, train
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-PROVIDERS = {**dict.fromkeys(registry.OPS, 2), "check_finite": 3, "gemm": 3, "train": 3}
-FEWER = {
+OPS = {name: getattr(amp_ext.ops, name) for name in amp_ext.ops.__all__}
+CASES = {
+    **dict.fromkeys(registry.OPS, ""),
     **dict.fromkeys(("unscale", "check_finite", "grad_norm"), "16 x"),
     "step": "4000 x 4, clipped",
     "gemm": "fp16 64",
@@ -26,6 +31,25 @@ FEWER = {
     "cast": "16",
     "train": "MLP",
 }
+"""Some cases of each op."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take few samples on one thread."""
+    monkeypatch.setattr(train, "pixels", lambda setup: 8)
+    monkeypatch.setitem(timing.QUICK, "cpu", timing.Budget(0.0, 3, 20.0))
+    with threads(1):
+        yield
+
+
+def run_quick(folder: Path, *options: str) -> tuple[int, list[dict]]:
+    """Return the exit status of a quick run on the CPU, and its records after the limit's."""
+    file = folder / "out.jsonl"
+    status = run.main([*options, "--device", "cpu", "--quick", "--json", str(file)])
+    limit, *records = map(json.loads, file.read_text().splitlines())
+    assert limit["limit"] and not any(each["limit"] for each in records)
+    return status, records
 
 
 # ---- the command -------------------------------------------------------------------------------
@@ -39,88 +63,33 @@ def test_cases_have_names_of_their_own() -> None:
             assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("op", PROVIDERS)
+@pytest.mark.parametrize("op", CASES)
 def test_every_op_has_a_table_and_lines(tmp_path: Path, capsys, op: str) -> None:
-    chosen = ["--filter", FEWER[op]] if op in FEWER else []
-    status, records = run_quick(tmp_path / "out.jsonl", op, *chosen)
+    status, records = run_quick(tmp_path, op, "--filter", CASES[op])
     printed = capsys.readouterr().out
     assert status == 0, printed
-    limit, *measured = records
-    assert limit["limit"]
-    assert not any(each["limit"] for each in measured)
-    assert len(measured) == PROVIDERS[op] * len({each["case"] for each in measured})
     for each in records:
         assert each.keys() == ledger.Record.__annotations__.keys()
         assert 0 < each["p20_us"] <= each["p50_us"] <= each["p80_us"]
-        assert f"python bench/run.py {op} " in each["command"]
         assert (each["op"], each["driver"], each["error"]) == (op, None, None)
-    for each in measured:
         assert (each["ratio"] is None) == (each["provider"] == "torch")
-    lines = printed.splitlines()
-    heading = next(i for i, line in enumerate(lines) if line.startswith("case"))
-    assert lines[heading].split()[2:4] == ["median", "us"]
-    first = next(line for line in lines[heading + 1 :] if not line.startswith("-"))
-    assert first.startswith("limit: ")
-    assert lines[-1].startswith("geometric mean of ")
+    for case in {each["case"] for each in records}:
+        assert {"cpu", "torch"} <= {each["provider"] for each in records if each["case"] == case}
+    assert printed.index("\nlimit: ") < printed.index("\ngeometric mean of ")
 
 
-def test_lists_of_given_sizes_by_given_providers(tmp_path: Path, capsys) -> None:
+def test_lists_of_given_sizes_by_given_providers(tmp_path: Path) -> None:
     """Lists of given sizes are timed by the given providers; a CSV file has the same lines."""
-    with pytest.raises(SystemExit):
-        run.main(["unscale", "--sizes", "4x", "--device", "cpu"])
-    assert "expected COUNTxSIZE such as 16x4Mi, got '4x'" in capsys.readouterr().err
-    file, table_file = tmp_path / "out.jsonl", tmp_path / "out.csv"
-    chosen = ("--sizes", "40x100,1x64Ki", "--providers", "cpu", "--csv", str(table_file))
-    status, (_, *records) = run_quick(file, "unscale", *chosen)
+    table = tmp_path / "out.csv"
+    chosen = ("--sizes", "40x100,1x64Ki", "--providers", "cpu", "--csv", str(table))
+    status, records = run_quick(tmp_path, "unscale", *chosen)
     assert status == 0
     assert [each["provider"] for each in records] == 2 * ["cpu"]
     assert [each["case"].split(" fp32")[0] for each in records] == ["40 x 100", "1 x 64 Ki"]
     assert not any(each["ratio"] for each in records), "the baseline did not take part"
-    with table_file.open() as stream:
+    with table.open() as stream:
         rows = list(csv.DictReader(stream))
     assert [row["case"] for row in rows[1:]] == [each["case"] for each in records]
-
-
-# ---- one case ----------------------------------------------------------------------------------
-
-
-def fails() -> None:
-    raise RuntimeError("no such kernel")
-
-
-def measured(verify: Callable = lambda provider: None, **launches: Callable) -> list[dict]:
-    """Return the lines of a case with these providers."""
-    made = tuple(registry.Provider(name, launch) for name, launch in launches.items())
-    trial = registry.Trial(made, verify, registry.Work(bytes=8))
-    op = registry.Op("unscale", "", "GB/s", False, limit=None, cases=None)
-    case = registry.Case("a", lambda: trial)
-    return measure.measure(case, op, registry.Setup(CPU), timing.Budget(0.0, 3, 1.0), {})
-
-
-def found(records: list[dict]) -> dict[str, tuple[bool, bool, str | None]]:
-    """Return by provider whether it has a time and a ratio, and its error."""
-    return {r["provider"]: (bool(r["p20_us"]), bool(r["ratio"]), r["error"]) for r in records}
-
-
-def test_a_provider_that_fails_or_is_wrong_leaves_the_others_their_ratios() -> None:
-    calls = iter(range(4))
-    records = measured(
-        lambda provider: registry.check(provider.name != "library", "wrong"),
-        **{"torch": lambda: 0, "cpu": lambda: 0, "triton": fails, "library": lambda: 0},
-        cuda=lambda: next(calls),
-    )
-    assert found(records) == {
-        "torch": (True, False, None),
-        "cpu": (True, True, None),
-        "library": (True, False, "CheckError: wrong"),
-        "triton": (False, False, "RuntimeError: no such kernel"),
-        "cuda": (False, False, "StopIteration: "),
-    }
-    _, rows = table.table(records, "GB/s")
-    ratios = {row[1]: row[-1] for row in rows[:5]}
-    assert [name for name, text in ratios.items() if text == "NO RATIO"] == [
-        *("library", "triton", "cuda")
-    ]
 
 
 # ---- timing ------------------------------------------------------------------------------------
@@ -147,9 +116,6 @@ def test_providers_take_turns_and_excluded_time_is_subtracted(monkeypatch) -> No
     assert calls[-20:] == 2 * (a + b + b + a)
 
 
-# ---- providers ---------------------------------------------------------------------------------
-
-
 def test_each_backend_of_a_gpu_has_a_line_of_its_own(monkeypatch) -> None:
     chosen: list[object] = []
     monkeypatch.setattr(providers._C, "cuda_built", lambda: True)
@@ -172,23 +138,141 @@ def test_each_backend_of_a_gpu_has_a_line_of_its_own(monkeypatch) -> None:
         assert chosen == expected[name] + before
 
 
-# ---- another commit ----------------------------------------------------------------------------
+# ---- wrong results -----------------------------------------------------------------------------
 
 
-def test_ratios_to_the_base_are_medians_of_rounds() -> None:
-    def timed(*times: float, **more: object) -> list[ledger.Record]:
-        return [record(p20_us=p20, **more) for p20 in times]
+def spoil(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        tensor.view(-1)[-1] += 1.0
+    return tensor
 
-    good, bad = timed(5.0, case="b"), timed(5.0, case="b", error="CheckError: wrong")
-    others = timed(1.0, provider="copy", limit=True, error="wrong")
-    others += timed(1.0, provider="torch")
-    _, rows, reasons = base.compared(
-        [*timed(8.0, 2.0, 5.0), *good, *bad, *good, *others],
-        [*timed(2.0, 2.0, 2.0), *3 * good, *timed(2.0, case="c"), *others],
-    )
-    assert rows[0] == ["7 x 7", "cpu", "unscale", "5.00", "2.00", "2.50", "1.00..4.00"]
-    assert rows[1][:2] == ["geometric mean of 1 ratios base / now", "cpu"]
-    assert reasons == [
-        "NO RATIO for unscale, b, cpu: the base: CheckError: wrong",
-        "NO RATIO for unscale, c, cpu: the base cannot run it",
-    ]
+
+def nudge(tensor: torch.Tensor) -> torch.Tensor:
+    """Move the last element, in place, by a few units."""
+    tensor.view(-1)[-1] *= 1 + 8 * torch.finfo(tensor.dtype).eps
+    return tensor
+
+
+def wrong_op(name: str, change: Callable = nudge) -> Callable:
+    """Return an op that changes its result, or its first argument."""
+
+    def wrong(*arguments, **options):
+        result = OPS[name](*arguments, **options)
+        changed = arguments[0] if result is None else result
+        change(changed[-1] if isinstance(changed, list) else changed)
+        return result
+
+    return wrong
+
+
+def linear_with_a_wrong_gradient(x, weight, *rest, **options):
+    weight = weight.view_as(weight)
+    weight.register_hook(lambda grad: spoil(grad.clone()))
+    return OPS["linear"](x, weight, *rest, **options)
+
+
+def no_kernel(*arguments, **options):
+    raise RuntimeError("no such kernel")
+
+
+FAULTS = [  # an op, a case that shows the fault, the function of amp_ext.ops, its replacement
+    ("unscale", "2 x 10", "unscale_", wrong_op("unscale_")),
+    ("unscale", "2 x 10", "unscale_", no_kernel),
+    ("check_finite", "2 x 10", "check_finite", wrong_op("check_finite")),
+    ("grad_norm", "16 x 64 Ki", "grad_norm", wrong_op("grad_norm")),
+    ("update_scale", "8 found_infs, scale unmoved", "update_scale_", wrong_op("update_scale_")),
+    ("cast", "2 x 10", "cast_", wrong_op("cast_")),
+    ("gemm", "p16 64^3", "gemm", wrong_op("gemm", spoil)),
+    ("gemm", "fp16 8B at 1/64 up acc", "gemm_accumulate_", wrong_op("gemm_accumulate_", spoil)),
+    ("linear", "fp16 1B at 1/32, fwd+bwd", "linear", linear_with_a_wrong_gradient),
+]
+
+
+@pytest.mark.parametrize(("op", "text", "replaced", "fault"), FAULTS)
+def test_a_wrong_backend_gets_no_ratio_and_the_other_has_one(
+    tmp_path: Path, capsys, monkeypatch, op: str, text: str, replaced: str, fault: Callable
+) -> None:
+    @contextlib.contextmanager
+    def wrong() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(amp_ext.ops, replaced, fault)
+            yield
+
+    backends = {"cpu": contextlib.nullcontext, "triton": wrong}
+    monkeypatch.setattr(providers, "ours", lambda device, products=False: backends)
+    status, records = run_quick(tmp_path, op, "--filter", text)
+    assert status == 1
+    assert "NO RATIO for " in capsys.readouterr().out
+    for record in records:
+        if record["provider"] == "triton":
+            words = "RuntimeError: no such kernel" if fault is no_kernel else "CheckError: "
+            assert record["error"].startswith(words)
+            assert record["ratio"] is None
+        else:
+            assert record["error"] is None, record
+            assert (record["ratio"] is None) == (record["provider"] == record["baseline"])
+
+
+def their_product(shape, given):
+    return spoil(torch.mm(*shape.views(given.a, given.b)))
+
+
+class ClipsToMore(amp_ext.GradScaler):
+    def clip_grad_norm_(self, optimizer, max_norm):
+        return super().clip_grad_norm_(optimizer, 1.001 * max_norm)
+
+
+class NeverSteps(amp_ext.GradScaler):
+    def step(self, optimizer):
+        self.unscale_(optimizer)
+
+
+class OtherDtype(torch.autocast):
+    def __init__(self, device_type, dtype):
+        super().__init__(device_type, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("op", "text", "place", "name", "fault", "provider"),
+    [
+        ("gemm", "fp16 64^3 NT", vars(gemm), "theirs", their_product, "torch"),
+        ("scaler", "40 parameters, clipped SGD", vars(amp_ext), "GradScaler", ClipsToMore, "cpu"),
+        ("train", "regression", vars(amp_ext), "GradScaler", NeverSteps, "cpu"),
+        ("autocast", "fp16 mm, forward", autocast.REGIONS, "amp_ext", OtherDtype, "cpu"),
+    ],
+    ids=["gemm", "scaler", "train", "autocast"],
+)
+def test_the_wrong_side_is_named(
+    tmp_path: Path, monkeypatch, op: str, text: str, place: dict, name: str, fault, provider: str
+) -> None:
+    """A wrong baseline, scaler, training or region leaves our line without a ratio."""
+    monkeypatch.setitem(place, name, fault)
+    status, records = run_quick(tmp_path, op, "--filter", text)
+    assert status == 1
+    assert len({record["case"] for record in records}) == 1
+    assert "cpu" not in {record["provider"] for record in records if record["ratio"]}
+    (error,) = [(each["provider"], each["error"]) for each in records if each["error"]]
+    assert error[0] == provider
+    assert error[1].startswith("CheckError: ")
+
+
+@pytest.mark.parametrize("dtype", registry.DTYPES.values(), ids=list(registry.DTYPES))
+def test_lost_columns_of_a_long_sum_are_found(dtype: torch.dtype) -> None:
+    k = 16384
+    a, b = torch.randn(8, k).bfloat16(), torch.randn(k, 16).div(k**0.5).bfloat16()
+    exact = a.double() @ b.double()
+    compare((a.float() @ b.float()).to(dtype), exact, k, dtype, "the product")
+    lost = (a[:, 64:].float() @ b[64:].float()).to(dtype)
+    with pytest.raises(registry.CheckError, match="of the product is"):
+        compare(lost, exact, k, dtype, "the product")
+
+
+def test_norms_see_an_error_that_is_small_everywhere() -> None:
+    exact = torch.randn(256, 256).double()
+    compare(exact.half(), exact, 1, torch.float16, "it")
+    off = exact.clone()
+    off[128:, :128] *= 1 + 3 * torch.finfo(torch.float16).eps
+    for value, words in ((off[0, 0].item(), r"3\.00"), (torch.nan, "nan")):
+        off[0, 0] = value
+        with pytest.raises(registry.CheckError, match=f"a block of it is {words} times"):
+            compare(off, exact, 1, torch.float16, "it")

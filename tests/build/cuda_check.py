@@ -1,4 +1,4 @@
-"""Check the output of ptxas and the machine code of CUDA kernels without a GPU.
+"""Check the machine code of CUDA kernels and the remarks of ptxas, without a GPU.
 
     python tests/build/cuda_check.py
 
@@ -7,7 +7,7 @@ of that build, and compiles the kernels of tests/probe with warnings of nvcc as 
 
 It fails on:
 
-- register spills, local memory, and a missing architecture;
+- a stack, local memory such as spilled registers, and a missing architecture;
 - ptxas remarks about serialised or unpipelined matrix instructions (C75xx);
 - a kernel without the instructions it was written for;
 - a list kernel that keeps too few bytes of loads in flight;
@@ -22,20 +22,18 @@ It fails on:
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import ptx_gemm
-import sass_gemm
+import gemm_code
 from probe import nvcc
-from sass import Kernel, Kernels, read_constants, read_ptxas, read_sass
+from sass import REGISTERS, Kernel, Kernels, common_faults, cuobjdump, read_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,24 +61,14 @@ ENDS = ("EXIT", "RET", "BRX", "JMX")
 
 
 class Walk(NamedTuple):
-    """Require loads of kernels that read a list.
+    """Require loads of kernels that read a list, to reach the memory's bandwidth."""
 
-    Attributes:
-        kernels: a pattern of their names.
-        loops: how many loops keep many loads in flight: one for each dtype or pair of dtypes.
-        least: the KiB that the loads of a multiprocessor must keep in flight to reach the memory's
-            bandwidth.
-        width: of the loads that count, at least, in bytes.
-        header: of csrc/kernels, with the number of threads and of blocks for each multiprocessor.
-        prefix: of these constants' names.
-    """
-
-    kernels: str
-    loops: int
-    least: int
-    width: int = 16
-    header: str = "lists/foreach.cuh"
-    prefix: str = "kForeach"
+    kernels: str  # a pattern of their names
+    loops: int  # that keep many loads in flight: one for each dtype or pair of dtypes
+    least: int  # KiB in flight for each multiprocessor
+    width: int = 16  # of the loads that count, at least, in bytes
+    header: str = "lists/foreach.cuh"  # with the threads and the blocks for each multiprocessor
+    prefix: str = "kForeach"  # of these constants' names
 
 
 UPDATE = {"header": "optim/update.cuh", "prefix": "kUpdate"}
@@ -97,7 +85,6 @@ WALKS = (
 )
 # Conversions of grad_norm for each batch of loads: many GPUs have one fp64 unit for 64 of fp32.
 MOST_CONVERSIONS = 1
-REGISTERS = 65536  # of a multiprocessor
 
 # Bytes of parameters of a launch for one tensor. All are copied at each launch.
 MOST_CONSTANTS = 4 << 10
@@ -111,7 +98,7 @@ def loads(kernel: Kernel) -> Iterator[str]:
     """Yield the faults of a list kernel that keeps too few bytes in flight.
 
     The bytes are those of a thread's loads, times the threads of the resident blocks, while every
-    thread waits. A warp's registers are allocated in units of 256.
+    thread waits.
     """
     for walk in WALKS:
         if not re.search(walk.kernels, kernel.name) or not kernel.registers:
@@ -121,15 +108,10 @@ def loads(kernel: Kernel) -> Iterator[str]:
             int(re.search(rf"constexpr int {walk.prefix}{constant} = (\d+);", text)[1])
             for constant in ("Threads", "BlocksPerSm")
         )
-        blocks = min(most, REGISTERS // (threads * ((kernel.registers + 7) // 8 * 8)))
+        blocks = min(most, REGISTERS // (threads * kernel.warp_registers))
         found = kernel.bytes_in_flight(walk.loops, walk.width) * threads * blocks
         if found < walk.least << 10:
             yield f"{found} bytes in flight in {walk.loops} loops, {walk.least} KiB are needed"
-
-
-def remarks(log: str) -> list[str]:
-    """Return the lines about serialised or unpipelined matrix instructions."""
-    return [line for line in log.splitlines() if re.search(r"\bC75\d\d\b", line)]
 
 
 def early_grid(kernel: Kernel) -> list[str]:
@@ -138,7 +120,7 @@ def early_grid(kernel: Kernel) -> list[str]:
     Such a kernel has one wait (ACQBULK), before anything else on every path. Later it allows the
     next kernel to begin (PREEXIT).
     """
-    if "_kernel" not in kernel.name or kernel.capability < 90 or not kernel.instructions:
+    if "_kernel" not in kernel.name or kernel.capability < 90:
         return []
     waits = [i for i, name in enumerate(kernel.sequence) if name == "ACQBULK"]
     if len(waits) != 1:
@@ -151,34 +133,14 @@ def early_grid(kernel: Kernel) -> list[str]:
 
 def faults(kernel: Kernel) -> list[str]:
     """Return the faults of one kernel."""
-    found = []
-    if kernel.registers == 0:
-        found.append("ptxas said nothing about it")
-    if not kernel.instructions:
-        found.append("it is not in the binary")
-    if kernel.spills:
-        found.append(f"{kernel.spills} bytes of registers spilled")
-    if local := kernel.count("LDL") + kernel.count("STL"):
-        found.append(f"{local} loads and stores of local memory")
-    for name, needed in NEEDED.items():
-        if re.search(name, kernel.name):
-            found += [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
+    needed = [what for name, what in NEEDED.items() if re.search(name, kernel.name)]
+    found = common_faults(kernel, chain(*needed))
     if "grad_norm_kernel" in kernel.name and kernel.conversions > MOST_CONVERSIONS:
         found.append(f"{kernel.conversions} conversions to FP64, {MOST_CONVERSIONS} is allowed")
     found += loads(kernel)
     found += early_grid(kernel)
     if "gemm_sm90_kernel" in kernel.name and kernel.count("UTMASTG"):
-        found += sass_gemm.faults(kernel)
-    return found
-
-
-def excess(kernels: Kernels, size: int) -> list[str]:
-    """Return the limits that a library of this size in bytes exceeds."""
-    found = []
-    if (count := sum(bool(kernel.instructions) for kernel in kernels.values())) > MOST_KERNELS:
-        found.append(f"{count} kernels in the library, {MOST_KERNELS} are allowed")
-    if size > MOST_BYTES:
-        found.append(f"the library has {size} bytes, {MOST_BYTES} are allowed")
+        found += gemm_code.faults_of_sm90(kernel)
     return found
 
 
@@ -190,7 +152,7 @@ def large_launches(kernels: Kernels) -> list[str]:
     least: dict[tuple[str, str], int] = {}
     for kernel in kernels.values():
         op = re.search(r"[a-z_]+(sm90_)?kernel", kernel.name)
-        if op and "DeviceTable" not in kernel.name and kernel.instructions:
+        if op and "DeviceTable" not in kernel.name:
             key = op[0], kernel.arch
             least[key] = min(kernel.constants or sys.maxsize, least.get(key, sys.maxsize))
     return [
@@ -198,46 +160,6 @@ def large_launches(kernels: Kernels) -> list[str]:
         for (op, arch), count in least.items()
         if count > MOST_CONSTANTS
     ]
-
-
-def missing_arches(kernels: Kernels, arches: list[str]) -> list[str]:
-    """Return the architectures without machine code."""
-    wanted = {"sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in arches}
-    built = {kernel.arch for kernel in kernels.values() if kernel.instructions}
-    return [f"no kernel for {arch}" for arch in sorted(wanted - built)]
-
-
-def missing_names(kernels: Kernels) -> list[str]:
-    """Return the names in NEEDED without a kernel."""
-    names = {name for name, _ in kernels}
-    return [
-        f"no kernel is called {wanted}"
-        for wanted in NEEDED
-        if not any(re.search(wanted, name) for name in names)
-    ]
-
-
-def readable(name: str) -> str:
-    """Return a kernel's name without its namespaces, types of enumerators and parameters."""
-    full = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout
-    left_out = r"\(anonymous namespace\)::|\([\w:]+\)(?=\d)|\w+::|\(.*|^void "
-    return re.sub(left_out, "", full.strip())
-
-
-def cuobjdump(library: Path, option: str = "-sass") -> str:
-    """Return the output of cuobjdump; its helper nvdisasm comes with torch's Triton, as it does
-    itself.
-    """
-    import torch
-
-    tools = Path(torch.__file__).parents[1] / "triton/backends/nvidia/bin"
-    return subprocess.run(
-        ["cuobjdump", option, str(library)],
-        env={**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
 
 
 def installed() -> tuple[Path, str]:
@@ -254,22 +176,26 @@ def installed() -> tuple[Path, str]:
 def main() -> int:
     from amp_ext._library import CUDA_ARCHES
 
-    kernels: Kernels = {}
     library, log = installed()
-    read_ptxas(log, kernels)
-    read_sass(cuobjdump(library), kernels)
-    read_constants(cuobjdump(library, "-res-usage"), kernels)
-    count, size = len(kernels), library.stat().st_size
-    problems = large_launches(kernels) + ptx_gemm.faults(cuobjdump(library, "-ptx"))
-    problems += missing_arches(kernels, CUDA_ARCHES) + excess(kernels, size)
+    kernels = read_kernels(library)
+    problems = large_launches(kernels) + gemm_code.faults_of_sm80(cuobjdump(library, "-ptx"))
+    wanted = {"sm_" + arch.removesuffix("+PTX").replace(".", "") for arch in CUDA_ARCHES}
+    missing = wanted - {kernel.arch for kernel in kernels.values()}
+    problems += [f"no kernel for {arch}" for arch in sorted(missing)]
+    size = f"{len(kernels)} kernels of {MOST_KERNELS}"
+    size += f", {library.stat().st_size} bytes of {MOST_BYTES} that are allowed"
+    if len(kernels) > MOST_KERNELS or library.stat().st_size > MOST_BYTES:
+        problems.append(f"the library is too large: {size}")
+
     probes, log_of_probes = nvcc.compile()
-    read_ptxas(log_of_probes, kernels)
-    read_sass(cuobjdump(probes), kernels)
-    problems += remarks(log + log_of_probes) + missing_names(kernels)
-    for kernel in sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.arch)):
-        name = readable(kernel.name)
-        problems += [f"{name} for {kernel.arch}: {fault}" for fault in faults(kernel)]
-    print(f"{count} kernels of {MOST_KERNELS}, {size} bytes of {MOST_BYTES} that are allowed")
+    kernels |= read_kernels(probes)
+    for name in NEEDED:
+        if not any(re.search(name, kernel.name) for kernel in kernels.values()):
+            problems.append(f"no kernel is called {name}")
+    problems += re.findall(r".*\bC75\d\d\b.*", log + log_of_probes)
+    for (name, arch), kernel in sorted(kernels.items()):
+        problems += [f"{name} for {arch}: {fault}" for fault in faults(kernel)]
+    print(size)
     for problem in problems:
         print(f"cuda-check: {problem}", file=sys.stderr)
     return int(bool(problems))

@@ -1,14 +1,18 @@
-"""Read kernels from the output of ptxas and cuobjdump."""
+"""Read kernels from machine code by cuobjdump, and find the faults that all kernels may have."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 BYTES = 16  # of an instruction
 JUMPS = ("BRA", "BSSY", "JMP", "CALL")
+REGISTERS = 65536  # of a multiprocessor
 
 
 @dataclass
@@ -19,7 +23,6 @@ class Kernel:
         sequence: the instructions in their order.
         jumps: from places in it to others.
         constants: bytes of the bank with its parameters, after a few hundred others.
-        instructions: how often each occurs.
         batches: bytes of each global load that a thread issues before it uses the first of them.
         conversions: the most from fp32 to fp64 without a load or a branch between them.
     """
@@ -27,13 +30,10 @@ class Kernel:
     name: str
     arch: str
     registers: int = 0
-    shared: int = 0
     stack: int = 0
-    spills: int = 0
     constants: int = 0
     sequence: list[str] = field(default_factory=list)
     jumps: dict[int, int] = field(default_factory=dict)
-    instructions: Counter[str] = field(default_factory=Counter)
     batches: list[list[int]] = field(default_factory=list)
     conversions: int = 0
 
@@ -42,14 +42,16 @@ class Kernel:
         """Return the compute capability, such as 90 for sm_90a."""
         return int(re.sub(r"\D", "", self.arch))
 
+    @property
+    def warp_registers(self) -> int:
+        """Return the registers of a warp, which come in units of 256, for each thread."""
+        return (self.registers + 7) // 8 * 8
+
     def count(self, wanted: str) -> int:
         """Count the `wanted` instructions; LDG.128 is any LDG with 128 among its suffixes."""
         opcode, *suffixes = wanted.split(".")
-        return sum(
-            number
-            for name, number in self.instructions.items()
-            if name.split(".")[0] == opcode and set(suffixes) <= set(name.split("."))
-        )
+        parts = (name.split(".") for name in self.sequence)
+        return sum(first == opcode and {*suffixes} <= {*rest} for first, *rest in parts)
 
     def bytes_in_flight(self, loops: int, width: int) -> int:
         """Return the bytes that a thread loads before the first use in at least `loops` loops, by
@@ -62,34 +64,47 @@ class Kernel:
 Kernels = dict[tuple[str, str], Kernel]  # by mangled name and architecture
 
 
-def read_ptxas(log: str, kernels: Kernels) -> None:
-    """Add the kernels of an nvcc log written with -Xptxas=-v."""
-    kernel = None
-    for line in log.splitlines():
-        if match := re.search(r"Compiling entry function '(\S+)' for '(\w+)'", line):
-            kernel = kernels[match.groups()] = Kernel(*match.groups())
-        elif match := re.search(r" (\d+) bytes spill stores, (\d+) bytes", line):
-            kernel.spills += sum(map(int, match.groups()))
-        elif match := re.search(r"Used (\d+) registers", line):
-            kernel.registers = int(match[1])
+def cuobjdump(library: Path, option: str) -> str:
+    """Return the output of cuobjdump; its helper nvdisasm comes with torch's Triton, as it does
+    itself.
+    """
+    import torch
+
+    tools = Path(torch.__file__).parents[1] / "triton/backends/nvidia/bin"
+    return subprocess.run(
+        ["cuobjdump", option, str(library)],
+        env={**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
 
 
-def read_usage(usage: str, kernels: Kernels) -> None:
-    """Add the output of `cuobjdump -res-usage` to kernels that have been read."""
-    for name, registers, stack, shared in re.findall(
-        r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage
-    ):
-        for kernel in kernels.values():
-            if kernel.name == name:
-                kernel.registers, kernel.stack, kernel.shared = map(int, (registers, stack, shared))
+def read_kernels(library: Path) -> Kernels:
+    """Read the kernels of a library or a cubin, which names no architecture."""
+    kernels: Kernels = {}
+    read_sass(cuobjdump(library, "-sass"), kernels)
+    kernel, arch = None, ""
+    for line in cuobjdump(library, "-res-usage").splitlines():
+        if line.startswith("arch = "):
+            arch = line.removeprefix("arch = ")
+        elif match := re.match(r" Function (\S+):", line):
+            kernel = kernels[match[1], arch]
+        elif match := re.match(r"  REG:(\d+) STACK:(\d+) .*CONSTANT\[0\]:(\d+)", line):
+            kernel.registers, kernel.stack, kernel.constants = map(int, match.groups())
+    return kernels
 
 
-def read_constants(usage: str, kernels: Kernels) -> None:
-    """Add the constants of a library's kernels from `cuobjdump -res-usage`."""
-    for section in usage.split("\narch = ")[1:]:
-        arch = section.partition("\n")[0]
-        for name, count in re.findall(r"Function (\S+):\s.*CONSTANT\[0\]:(\d+)", section):
-            kernels[name, arch].constants = int(count)
+def common_faults(kernel: Kernel, needed: Iterable[str]) -> list[str]:
+    """Return the faults of a kernel that needs some instructions."""
+    found = []
+    if kernel.registers == 0:
+        found.append("cuobjdump said nothing about its registers")
+    if kernel.stack:
+        found.append(f"{kernel.stack} bytes of stack")
+    if local := kernel.count("LDL") + kernel.count("STL"):  # spilled registers, indexed arrays
+        found.append(f"{local} loads and stores of local memory")
+    return found + [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
 
 
 class _Batch:
@@ -124,7 +139,7 @@ class _Batch:
 
 def read_sass(sass: str, kernels: Kernels) -> None:
     """Add the instructions shown by `cuobjdump -sass`, without predicates."""
-    arch = batch = None
+    batch, arch = None, ""
     instruction = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)([^;]*)")
     for line in sass.splitlines():
         if line.startswith("arch = "):
@@ -135,5 +150,4 @@ def read_sass(sass: str, kernels: Kernels) -> None:
             if match[1].startswith(JUMPS) and (target := re.search(r"0x([0-9a-f]+)", match[2])):
                 batch.kernel.jumps[len(batch.kernel.sequence)] = int(target[1], 16) // BYTES
             batch.kernel.sequence.append(sys.intern(match[1]))
-            batch.kernel.instructions[match[1]] += 1
             batch.add(match[1], match[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -15,10 +16,9 @@ import torch
 
 import amp_ext
 import programs
-from amp_ext import _C, _build_info, verify
+from amp_ext import _C, _build_info, ops, verify
 from amp_ext import __main__ as doctor
 
-OPS = {name: getattr(amp_ext.ops, name) for name in amp_ext.ops.__all__}
 COMMAND = r"pip install --force-reinstall --no-deps \.$"
 PACKAGE = Path(amp_ext.__file__).parent
 
@@ -38,7 +38,7 @@ def test_healthy() -> None:
     assert re.search(rf"  cpu      \S.*, {torch.get_num_threads()} threads, ", said)
     assert "amp_ext.install() is not in effect" in said
     assert "FAIL" not in said
-    for check in (*(f"{op} on cpu" for op in OPS), "training step on cpu"):
+    for check in (*(f"{op} on cpu" for op in ops.__all__), "training step on cpu"):
         assert f"  ok    {check}\n" in said
     assert said.endswith("\nall is well\n")
 
@@ -82,32 +82,14 @@ def test_module_that_is_not_whole(
     assert ("built for  nothing yet" in process.stdout) == (pattern == "_build_info.py")
 
 
+@functools.wraps(ops.gemm)
 def wrong(*operands: torch.Tensor, **options: Any) -> torch.Tensor:
-    return OPS["gemm"](*operands, **options) * 1.5
+    return wrong.__wrapped__(*operands, **options) * 1.5
 
 
+@functools.wraps(ops.unscale_)
 def raising(**values: Any) -> None:
     raise RuntimeError("first line\nsecond line")
-
-
-@pytest.mark.parametrize(
-    ("name", "broken", "words"),
-    [("gemm", wrong, "element [0, 0, 0] of result is "), ("unscale_", raising, "first line\n")],
-)
-def test_broken_op(
-    name: str,
-    broken: Any,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    broken.reference, broken.cases = OPS[name].reference, OPS[name].cases
-    monkeypatch.setattr(amp_ext.ops, name, broken)
-    assert doctor.main() == 1
-    said = capsys.readouterr().out
-    assert f"  FAIL  {name} on cpu: {words}" in said
-    assert "second line" not in said
-    assert said.count("FAIL  ") == (2 if torch.cuda.is_available() else 1)
 
 
 def checks_alone(self: amp_ext.GradScaler, optimizer: Any) -> None:
@@ -116,21 +98,31 @@ def checks_alone(self: amp_ext.GradScaler, optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "broken"),
-    [(amp_ext, "autocast", torch.autocast), (amp_ext.GradScaler, "step", checks_alone)],
-    ids=["autocast", "step"],
+    ("place", "name", "broken", "words"),
+    [
+        (ops, "gemm", wrong, "gemm on cpu: element [0, 0, 0] of result is "),
+        (ops, "unscale_", raising, "unscale_ on cpu: first line\n"),
+        (amp_ext, "autocast", torch.autocast, "training step on cpu: the result differs"),
+        (amp_ext.GradScaler, "step", checks_alone, "training step on cpu: the result differs"),
+    ],
+    ids=["wrong", "raising", "autocast", "step"],
 )
-def test_broken_training(
+def test_broken_part(
     place: Any,
     name: str,
     broken: Any,
+    words: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Weight gradients in FP16, as torch's, and gradients left scaled count as broken."""
+    """Weight gradients in FP16, as torch's, and gradients left scaled count as broken too."""
     monkeypatch.setattr(place, name, broken)
     assert doctor.main() == 1
-    assert "  FAIL  training step on cpu: the result differs" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"  FAIL  {words}" in said
+    assert "second line" not in said
+    if place is ops:
+        assert said.count("FAIL  ") == (2 if torch.cuda.is_available() else 1)
 
 
 def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,9 +145,6 @@ def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "  FAIL  gemm on cuda:0: no GPU\n" in said
     assert ("  FAIL  unscale_ on cuda:0: no GPU\n" in said) == _C.cuda_built()
     assert "  ok    training step on cpu\n" in said
-
-
-# ---- backends ----------------------------------------------------------------------------------
 
 
 def test_a_cpu_build_of_torch_has_no_cuda_backend(

@@ -10,13 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from setuptools.errors import PlatformError
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLKIT_ROOT = "/opt/cuda"
 KNOWN = {"75", "80", "86", "90", "100", "120"}  # to nvcc 13.0, among others
 
 
@@ -32,32 +32,20 @@ build_backend = load("build_backend")
 setup = load("setup")
 
 
-@pytest.fixture
-def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
 # ---- architectures ---------------------------------------------------------------------------
 
 
 DEFAULT = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("8.0+PTX;9.0a", ["8.0+PTX", "9.0a"]),
-        (" 8.0+PTX 9.0a;", ["8.0+PTX", "9.0a"]),
-        ("8.0+PTX;9.0", ["8.0+PTX", "9.0a"]),  # Hopper has its own instructions
-        ("9.0+PTX", ["9.0a", "9.0+PTX"]),
-        ("", DEFAULT),
-    ],
-)
-def test_arch_list(text: str, expected: list[str]) -> None:
+def test_arch_list() -> None:
     """The list takes torch's separators; empty, it is what nvcc knows of the default."""
-    assert setup.parse_arch_list(text, KNOWN) == expected
-    if not text:
-        assert setup.parse_arch_list(text, {"75", "80", "90"}) == ["7.5", "8.0+PTX", "9.0a"]
+    assert setup.parse_arch_list("", KNOWN) == DEFAULT
+    assert setup.parse_arch_list("", {"75", "80", "90"}) == ["7.5", "8.0+PTX", "9.0a"]
+    assert setup.parse_arch_list(" 8.0+PTX 9.0a;", KNOWN) == ["8.0+PTX", "9.0a"]
+    # Hopper has its own instructions.
+    assert setup.parse_arch_list("8.0+PTX;9.0", KNOWN) == ["8.0+PTX", "9.0a"]
+    assert setup.parse_arch_list("9.0+PTX", KNOWN) == ["9.0a", "9.0+PTX"]
 
 
 def test_arch_list_names_a_bad_entry() -> None:
@@ -85,42 +73,36 @@ def test_arch_specific_files(folder: str, arches: list[str], expected: list[str]
 # ---- toolkit and the decision ------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("nvcc", ["13.0", "13.1"])
+@pytest.mark.parametrize("force_cuda", [False, True])
+def test_when_kernels_are_built(nvcc: str, force_cuda: bool) -> None:
+    assert setup.builds_kernels(False, force_cuda, nvcc, "13.0")
+
+
 @pytest.mark.parametrize(
-    ("nvcc", "torch_cuda", "force_cpu", "obstacle"),
+    ("force_cpu", "nvcc", "torch_cuda", "obstacle"),
     [
-        ("13.0", "13.0", False, None),
-        ("13.1", "13.0", False, None),
-        ("13.0", "13.0", True, "FORCE_CPU is set"),
-        ("13.0", None, False, "torch is not a CUDA build"),
-        (None, "13.0", False, "no nvcc"),
-        ("12.6", "13.0", False, "nvcc is of CUDA 12.6 and torch of CUDA 13.0"),
+        (True, "13.0", "13.0", "FORCE_CPU is set"),
+        (False, "13.0", None, "torch is not a CUDA build"),
+        (False, None, "13.0", "no nvcc"),
+        (False, "12.6", "13.0", "nvcc is of CUDA 12.6 and torch of CUDA 13.0"),
     ],
 )
-def test_when_kernels_are_built(
-    nvcc: str | None,
-    torch_cuda: str | None,
-    force_cpu: bool,
-    obstacle: str | None,
-    capsys: pytest.CaptureFixture[str],
+def test_when_kernels_are_left_out(
+    force_cpu: bool, nvcc: str | None, torch_cuda: str | None, obstacle: str, capsys: Any
 ) -> None:
-    assert setup.builds_kernels(force_cpu, False, nvcc, torch_cuda) == (obstacle is None)
-    assert (obstacle or "") in capsys.readouterr().out
-    if obstacle is None:
-        assert setup.builds_kernels(force_cpu, True, nvcc, torch_cuda)
-    else:
-        with pytest.raises(PlatformError, match=f"FORCE_CUDA is set, but .*{obstacle}"):
-            setup.builds_kernels(force_cpu, True, nvcc, torch_cuda)
+    assert not setup.builds_kernels(force_cpu, False, nvcc, torch_cuda)
+    assert obstacle in capsys.readouterr().out
+    with pytest.raises(PlatformError, match=f"FORCE_CUDA is set, but .*{obstacle}"):
+        setup.builds_kernels(force_cpu, True, nvcc, torch_cuda)
 
 
 # ---- flags of each file ------------------------------------------------------------------------
 
 
 def compiled(kernels: bool) -> list[tuple[Path, str, list[str]]]:
-    """Return every object file, for a machine with or without a CUDA toolkit:
-
-    source, name, flags.
-    """
-    toolkit = setup.Toolkit("nvcc", "13.0", Path(TOOLKIT_ROOT)) if kernels else None
+    """Return source, name and flags of each object file, with or without a CUDA toolkit."""
+    toolkit = setup.Toolkit("nvcc", "13.0", Path("/opt/cuda")) if kernels else None
     folders = setup.cuda_folders(Path(torch.__file__).parent, toolkit) if kernels else []
     module = setup.module_units(Path(torch.__file__).parent, folders)
     cuda = setup.cuda_units(["8.0+PTX", "9.0a"]) if kernels else []
@@ -128,7 +110,10 @@ def compiled(kernels: bool) -> list[tuple[Path, str, list[str]]]:
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool) -> None:
+def test_every_source_is_compiled_where_it_belongs(
+    kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
     sources = set()
     for source, _, flags in compiled(kernels):
         sources |= {source, *(Path(f[8:]) for f in flags if f.startswith("-includecsrc"))}
@@ -139,8 +124,9 @@ def test_every_source_is_compiled_where_it_belongs(in_root: None, kernels: bool)
     assert sources == expected - absent
 
 
-def test_flags_of_arithmetic(in_root: None) -> None:
+def test_flags_of_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """No file gets fast math; updates have no fused multiply-adds, for equal bits everywhere."""
+    monkeypatch.chdir(ROOT)
     units = {name: flags for _, name, flags in compiled(True)}
     fast = {flag for flags in units.values() for flag in flags if "fast" in flag}
     assert fast <= {"-ffp-contract=fast"}

@@ -14,70 +14,34 @@ import multiprocessing
 import re
 import sys
 import tempfile
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from cuda_check import REGISTERS, cuobjdump
-from sass import Kernel, Kernels, read_sass, read_usage
+from sass import REGISTERS, Kernel, common_faults, read_kernels
 from triton_variants import Variant, list_variants, variants
 
 SHARED_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """The bytes of shared memory that a block may have, by architecture."""
+wanted = cache(variants)
 
 
-def compiled(variant: Variant, arch: int) -> tuple[Kernel, str]:
-    """Return the machine code and the PTX of a variant."""
+def compiled(index: int, arch: int) -> tuple[Kernel, str, int]:
+    """Return the machine code of a variant, its PTX, and the bytes of shared memory of its launch.
+
+    The variant is given by its index: a kernel cannot be sent to another process.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    variant = wanted()[index]
     source = ASTSource(variant.kernel, variant.signature, variant.constexprs, {})
     result = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=variant.options)
-    kernels: Kernels = {}
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(result.asm["cubin"])
-        read_sass(cuobjdump(cubin), kernels)
-        read_usage(cuobjdump(cubin, "-res-usage"), kernels)
-    (kernel,) = kernels.values()
-    kernel.shared = result.metadata.shared  # the launch asks for it
-    return kernel, result.asm["ptx"]
-
-
-wanted = cache(variants)
-
-
-def compiled_at(index: int, arch: int) -> tuple[Kernel, str]:
-    """Compile a variant by its index: a kernel cannot be sent to another process."""
-    return compiled(wanted()[index], arch)
-
-
-def faults(kernel: Kernel, needed: Iterable[str], shared_limit: int) -> list[str]:
-    """Return the faults of one kernel."""
-    found = []
-    if kernel.registers == 0:
-        found.append("cuobjdump said nothing about its registers")
-    if kernel.shared > shared_limit:
-        found.append(f"{kernel.shared} bytes of shared memory, a block may have {shared_limit}")
-    if kernel.stack:
-        found.append(f"{kernel.stack} bytes of stack")
-    if local := kernel.count("LDL") + kernel.count("STL"):  # spilled registers, indexed arrays
-        found.append(f"{local} loads and stores of local memory")
-    return found + [f"no {wanted}" for wanted in needed if not kernel.count(wanted)]
-
-
-def crowding(kernel: Kernel, variant: Variant) -> list[str]:
-    """Return the registers that a multiprocessor lacks for its programs of a launch.
-
-    A warp gets registers in units of 256.
-    """
-    threads = 32 * variant.options.get("num_warps", 4)
-    registers = (kernel.registers + 7) // 8 * 8 * threads
-    if variant.programs * registers <= REGISTERS:
-        return []
-    fit = REGISTERS // registers
-    return [f"registers for {fit} programs a multiprocessor, a launch has {variant.programs}"]
+        (kernel,) = read_kernels(cubin).values()
+    return kernel, result.asm["ptx"], result.metadata.shared
 
 
 KINDS = {
@@ -91,8 +55,8 @@ KINDS = {
 """Stores, barriers, tickets, other atomic operations, reads past the first cache, and branches."""
 
 
-def order_faults(ptx: str) -> list[str]:
-    """Return the order of a kernel whose last program may miss other programs' results.
+def is_ordered(ptx: str) -> bool:
+    """Return whether a kernel's last program sees all other programs' results.
 
     Every thread stores, and all meet at a barrier. One thread draws a ticket: the ticket releases
     these stores and acquires other programs' stores. All meet again and read past the first cache.
@@ -101,9 +65,7 @@ def order_faults(ptx: str) -> list[str]:
     line = "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in KINDS.items())
     found = re.finditer(rf"^\s*(?:@!?%\w+\s+)?(?:{line})", ptx, re.MULTILINE)
     order = "".join(match.lastgroup for match in found)
-    if re.fullmatch("[SBJ]*S[SBJ]*BTB[SBJR]*R[SBJR]*", order):
-        return []
-    return [f"the last program may read too early, in the order {order} of {', '.join(KINDS)}"]
+    return re.fullmatch("[SBJ]*S[SBJ]*BTB[SBJR]*R[SBJR]*", order) is not None
 
 
 def keys(variant: Variant) -> set[str]:
@@ -116,15 +78,14 @@ def keys(variant: Variant) -> set[str]:
     backend = make_backend(GPUTarget("cuda", 90, 32))
     bind = create_function_from_signature(variant.kernel.signature, params, backend)
     found = set()
-    for number in (0, 1, 2, 16, 2**31, 2**40, 2**63 - 16, -16):
-        for kind in (int, float):
-            numbers = [
-                kind(number) if parameter.annotation_type == "fp32" else number
-                for parameter in params
-                if not parameter.is_constexpr
-            ]
-            _, *key = bind(*numbers, **variant.constexprs, **variant.options, debug=False)
-            found.add(str(key))
+    for number in (0, 1, 2, 16, 2**31, 2**40, 2**63 - 16, -16, 0.0, 1.0):
+        numbers = [
+            number if parameter.annotation_type == "fp32" else int(number)
+            for parameter in params
+            if not parameter.is_constexpr
+        ]
+        _, *key = bind(*numbers, **variant.constexprs, **variant.options, debug=False)
+        found.add(str(key))
     return found
 
 
@@ -137,11 +98,17 @@ def main() -> int:
     problems = [f"{v.name}: a number compiles it anew" for v in list_variants() if len(keys(v)) > 1]
     jobs = [(index, arch) for index, variant in enumerate(wanted()) for arch in variant.archs]
     with multiprocessing.get_context("fork").Pool() as pool:  # forks share the kernels already read
-        results = pool.starmap(compiled_at, jobs, chunksize=1)
-    for (index, arch), (kernel, ptx) in zip(jobs, results, strict=True):
-        variant = wanted()[index]
-        found = faults(kernel, variant.needed, SHARED_LIMITS[arch]) + crowding(kernel, variant)
-        found += order_faults(ptx) if variant.last_reads else []
+        results = pool.starmap(compiled, jobs, chunksize=1)
+    for (index, arch), (kernel, ptx, shared) in zip(jobs, results, strict=True):
+        variant, limit = wanted()[index], SHARED_LIMITS[arch]
+        found = common_faults(kernel, variant.needed)
+        if shared > limit:
+            found.append(f"{shared} bytes of shared memory, a block may have {limit}")
+        threads = 32 * variant.options.get("num_warps", 4) * variant.programs
+        if kernel.warp_registers * threads > REGISTERS:
+            found.append(f"{kernel.registers} registers for each of {threads} threads of a launch")
+        if variant.last_reads and not is_ordered(ptx):
+            found.append("the last program may read too early")
         problems += [f"{variant.name} for sm_{arch}: {fault}" for fault in found]
     print(f"{len(jobs)} kernels of Triton")
     for problem in problems:
