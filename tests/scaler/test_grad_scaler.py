@@ -190,6 +190,11 @@ BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
     ),
     "sparse int": (lambda: sparse_leaf(torch.int32), NotImplementedError, "for 'Int'"),
     "meta": (lambda: leaf(GOOD, device="meta"), Exception, "meta"),
+    "csr": (
+        lambda: with_grad(torch.eye(2).to_sparse_csr()),
+        NotImplementedError,
+        "must be (a )?strided",
+    ),
     "not a tensor": (lambda: 3, AssertionError, "expected param to be torch.Tensor, got int"),
 }
 
@@ -201,6 +206,7 @@ def optimizer_of(good: list[Tensor], bad: Any) -> Optimizer:
     return optimizer
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
 @pytest.mark.parametrize(("make", "error", "text"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("call", ["unscale_", "step"])
 def test_one_bad_gradient_stops_all(
