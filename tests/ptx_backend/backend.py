@@ -55,8 +55,6 @@ class Ptx:
         self.functions.ptx_calls.argtypes = [c_char_p]
         self.functions.ptx_calls.restype = c_int64
         self.functions.ptx_plan_text.restype = c_char_p
-        self.functions.ptx_check_plans.argtypes = [c_uint64, c_bool]
-        self.functions.ptx_check_plans.restype = c_char_p
 
     def seed(self, seed: int) -> None:
         """Give each launch from now on a schedule of its own."""
@@ -93,10 +91,6 @@ class Ptx:
     def calls(self, op: str) -> int:
         """Return how often an op has been called, by its name in amp_ext/backend.h."""
         return self.functions.ptx_calls(op.encode())
-
-    def check_plans(self, seed: int, sm90: bool) -> str:
-        """Return the broken invariants of plans of random products; empty if all hold."""
-        return self.functions.ptx_check_plans(seed, sm90).decode()
 
     def counters(self) -> Counters:
         result = Counters()

@@ -153,7 +153,7 @@ def kernels(architecture: str) -> Path:
     return link("ops", objects, architecture, folder, BACKEND)
 
 
-BACKEND = (HERE / "backend.cpp", HERE / "plans.cpp")
+BACKEND = (HERE / "backend.cpp",)
 
 
 def ptx(architecture: str) -> Path:
