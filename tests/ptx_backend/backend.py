@@ -22,13 +22,8 @@ ARCHITECTURE = os.environ.get("AMP_EXT_PTX", "90a")
 class Counters(ctypes.Structure):
     """ptx_backend::Counters: totals since the library was loaded."""
 
-    _fields_ = [
-        (name, c_int64)
-        for name in (
-            *("launches", "blocks", "bytes_loaded", "bytes_stored", "bytes_copied", "most_loads"),
-            "parameter_bytes",
-        )
-    ]
+    names = ("launches", "blocks", "bytes_loaded", "bytes_stored", "bytes_copied", "most_loads")
+    _fields_ = [(name, c_int64) for name in (*names, "parameter_bytes")]
 
     def __sub__(self, other: Counters) -> Counters:
         names = [name for name, _ in self._fields_]
@@ -71,10 +66,6 @@ class Ptx:
     def set_sm90(self, sm90: bool) -> None:
         """Compute products by the kernel for sm_90a, with some tile, if it can."""
         self.functions.ptx_set_sm90(c_bool(sm90))
-
-    def set_capability(self, capability: int) -> None:
-        """Set the compute capability of the device, 90 for 9.0; 0 for none."""
-        self.functions.ptx_set_capability(capability)
 
     def refuse_tensor_maps(self, refuse: bool) -> None:
         """Make the driver refuse each tensor map."""

@@ -58,7 +58,6 @@ class Executor:
             library = ptx()
             library.seed(torch.initial_seed())
             library.set_sm90(self.sm90)
-            library.set_capability(0)
             library.force_tile()
             _C.use_backend("cpu", "ptx")
             _C.set_gemm_mode("kernel")
