@@ -96,8 +96,6 @@ def print_products() -> None:
                 print(f"  {device:<9}{measured} products as amp_ext.tune() has measured them")
         except (AssertionError, RuntimeError) as error:  # a GPU that cannot be used
             print(f"  {device:<9}{first_line(error)}")
-    if refused := _C.refused_tensor_maps():
-        print(f"  {refused} products were left to torch's library: the driver refused tensor maps")
 
 
 # ---- the checks --------------------------------------------------------------------------------
@@ -126,7 +124,7 @@ def all_checks() -> Iterator[Check]:
         for family in families:
             name = f"{backend} kernels of {family} on {device}"
             yield name, partial(check_kernels, backend, family, device)
-    # Later, since references run in the place of kernels that are wrong.
+    # Later, since other kernels run in the place of kernels that are wrong.
     for device in devices():
         has_lists = backend_for(device.partition(":")[0]).name != "none"
         for op in (*(amp_ext.ops.LIST_OPS if has_lists else ()), *amp_ext.ops.GEMM_OPS):

@@ -1,8 +1,8 @@
 """Compare a GPU's kernels with their references before the first use.
 
 The result is kept. A family is verified apart from the rest: an op on lists, or the products of one
-operand dtype by one kernel, by one backend on one kind of device. ``python -m amp_ext`` verifies
-all families again.
+operand dtype, by one backend on one kind of device. ``python -m amp_ext`` verifies all families
+again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,7 @@ from amp_ext.ops.gemm import product_cases
 
 CPU = torch.device("cpu")
 _LISTS = {op.removesuffix("_"): op for op in ops.LIST_OPS}
-PRODUCTS = ("gemm_f16", "gemm_bf16")
-"""Families of a backend that has one kernel for products."""
-FAMILIES = (
-    *_LISTS,
-    *PRODUCTS,
-    *("gemm_sm80_f16", "gemm_sm80_bf16", "gemm_sm90_f16", "gemm_sm90_bf16"),
-)
+FAMILIES = (*_LISTS, "gemm_f16", "gemm_bf16")
 
 
 class Result(NamedTuple):
@@ -78,9 +72,8 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
     # Warnings run the user's code, and that may compute a product: not under the lock.
     if result.failure:
         kernels = f"the {backend} kernels of {family}"
-        instead = "the reference, which is slow, runs instead"
-        if family.startswith("gemm"):
-            instead = "other kernels or torch's library run instead"
+        others = "torch's library" if family.startswith("gemm") else "the Triton kernels"
+        instead = f"{others} run in their place"
         text = f"{kernels} cannot run on {device}: {result.failure}; {instead}"
         if result.day:
             text = (
@@ -111,13 +104,10 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for device in _cache.devices():
         try:
             backend = _C.choose("amp_ext", device.partition(":")[0])
-            kernels = _C.gemm_kernels(backend, device)
         except (NotImplementedError, RuntimeError):  # the doctor's checks show why
             continue
         if device != "cpu" or backend not in ("cpu", "triton"):
-            own = PRODUCTS if kernels is None else tuple(f"gemm_{kernel}_" for kernel in kernels)
-            families = (name for name in FAMILIES if name in _LISTS or name.startswith(own))
-            yield backend, device, tuple(families)
+            yield backend, device, FAMILIES if _C.has_products(backend, device) else tuple(_LISTS)
         if device != "cpu" and backend != "triton":
             tried = tuple(name for name in FAMILIES if f"triton {name}" in known(device))
             if tried:
@@ -127,13 +117,14 @@ def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 # ---- the comparison ----------------------------------------------------------------------------
 
 
-def cases(family: str, backend: str) -> Iterator[Case]:
+def cases(family: str, backend: str, device: torch.device) -> Iterator[Case]:
     """Yield the cases of a family."""
     if family in _LISTS:
         yield from getattr(ops, _LISTS[family]).cases()
     else:
         dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[family.rpartition("_")[2]]
-        yield from product_cases(dtype, backend, "sm90" in family)
+        is_sm90 = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+        yield from product_cases(dtype, backend, is_sm90)
 
 
 def verify_family(backend: str, family: str, device: str) -> Result | None:
@@ -163,11 +154,11 @@ def _outcome(backend: str, family: str, device: torch.device) -> Result | None:
             torch.cuda.set_sync_debug_mode(0)
         if is_gpu:
             torch.cuda.set_device(device)
-        _C.put_under_test(backend, sm80="sm90" not in family, sm90="sm80" not in family)
+        _C.put_under_test(backend)
         torch.set_flush_denormal(False)
         if _has_failed(device):
             return None
-        for case in cases(family, backend):
+        for case in cases(family, backend, device):
             what = f"{case.op}, {case.what}"
             compare(case, device)
         return Result("", today)

@@ -207,10 +207,14 @@ def product_cases(dtype: torch.dtype, backend: str, is_sm90: bool) -> Iterator[C
     kind takes seconds to compile.
     """
     for case in _products(dtype):
-        if backend != "triton" or case.what in _CASES_OF_TRITON:
+        if backend == "cuda" and is_sm90:
+            yield case._replace(plans=[(None,), (0, 1, False)])
+        elif backend != "triton" or case.what in _CASES_OF_TRITON:
             yield case
     if backend == "cuda":
-        yield from _tiles(dtype, is_sm90)
+        yield from _tiles(dtype, sm90=False)
+        if is_sm90:
+            yield from _tiles(dtype, sm90=True)
 
 
 def _operands(

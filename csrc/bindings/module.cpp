@@ -40,13 +40,7 @@ PYBIND11_MODULE(_C, m) {
         pybind11::arg("remedy") = "it is not of this build",
         "Loads the backend of a shared library and returns the architectures of its GPU code, or "
         "raises ImportError, whose text ends with the remedy.");
-  m.def(
-      "put_under_test",
-      [](const std::string& name, bool sm80, bool sm90) {
-        amp_ext::put_under_test(name, {sm80, sm90});
-      },
-      pybind11::arg("name"), pybind11::kw_only(), pybind11::arg("sm80") = true,
-      pybind11::arg("sm90") = true);
+  m.def("put_under_test", &amp_ext::put_under_test);
   m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
 
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);

@@ -23,7 +23,7 @@ class CpuBackend final : public Backend {
 
   const char* name() const override { return "cpu"; }
   AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
-  const char* why_not(const GemmArgs&) const override;
+  const char* why_not(const GemmArgs&, int capability) const override;
   Status gemm(const GemmArgs&, Services&) const override;
   const char* why_slow(const GemmArgs&, int capability) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;

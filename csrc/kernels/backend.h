@@ -15,16 +15,15 @@ class CudaBackend : public Backend {
  public:
   const char* name() const override { return "cuda"; }
   AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
-  const char* why_not(const GemmArgs&) const override;
+  const char* why_not(const GemmArgs&, int capability) const override;
   Status gemm(const GemmArgs&, Services&) const override;
-  std::optional<GemmKernels> gemm_kernels(int capability) const override;
   const char* why_slow(const GemmArgs&, int capability) const override;
   int64_t variant_of(const GemmTileChoice&) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
   const char* last_error() const override;
 
  protected:
-  GemmDevice device_of(const Target&) const;
+  virtual GemmDevice device_of(const Target&) const;
   virtual GemmPlan plan(const GemmArgs&, const GemmDevice&) const;
 };
 

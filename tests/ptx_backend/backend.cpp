@@ -80,11 +80,15 @@ class PtxBackend final : public cuda::CudaBackend {
     return CudaBackend::gemm_variants(args, services);
   }
 
-  std::optional<GemmKernels> gemm_kernels(int) const override {
-    return GemmKernels{CudaBackend::gemm_kernels(PTX_CAPABILITY)->sm80, sm90};
+  const char* why_not(const GemmArgs& args, int) const override {
+    return CudaBackend::why_not(args, PTX_CAPABILITY);
   }
 
  protected:
+  GemmDevice device_of(const cuda::Target& target) const override {
+    return {target.multiprocessors, sm90};
+  }
+
   GemmPlan plan(const GemmArgs& g, const GemmDevice& device) const override {
     std::optional<GemmTileChoice> tile = forced;
     if (!tile && may_run_sm90(g, device)) tile = some_tile();

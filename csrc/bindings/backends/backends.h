@@ -44,10 +44,9 @@ bool torch_has_products_of(DType dtype);
 // backend that was measured. The policy is in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
-// Runs later calls of this thread on the named backend, and products on these of its kernels. Other
-// choices and verifications do not count. The CUDA backend's calls then end no other thread's
-// capture of a CUDA graph.
-void put_under_test(const std::string& name, GemmKernels kernels);
+// Runs later calls of this thread on the named backend. Other choices and verifications do not
+// count. The CUDA backend's calls then end no other thread's capture of a CUDA graph.
+void put_under_test(const std::string& name);
 bool is_under_test();
 
 // Computes later products of this thread with this tile if it can, whatever the planner chooses. It
@@ -64,17 +63,17 @@ std::string gemm_mode();
 // Returns the chosen backend of ops on lists, verified or not. Throws for a device without one.
 const Backend& choose(const char* op, c10::Device device);
 
+// Returns the chosen backend, or the Triton kernels if its kernels of a family are wrong on the
+// device. Throws if both are wrong.
+const Backend& choose_verified(const char* op, Family family, c10::Device device);
+
 // Returns the backend of a product, and sets args.variant; null stands for torch's own library.
 // `reason` receives the reason for the choice, if it is not null.
 const Backend* choose_gemm(c10::Device device, GemmArgs& args, std::string* reason = nullptr);
 
-// Returns the backends that may compute a product by the kernels that are left in `args`. The
-// default without measurements comes first. The Triton kernels are among them if they can be used,
-// or are the device's backend.
-std::vector<const Backend*> gemm_candidates(c10::Device device, GemmArgs& args, bool triton);
-
-// Returns GemmBackend::gemm_kernels on a device.
-std::optional<GemmKernels> gemm_kernels(const Backend& backend, c10::Device device);
+// Returns the backends that may compute a product. The default without measurements comes first.
+// The Triton kernels are among them if they can be used, or are the device's backend.
+std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& args, bool triton);
 
 inline const char* name_of(const Backend* backend) { return backend ? backend->name() : "library"; }
 

@@ -19,7 +19,6 @@ std::atomic<GemmMode> mode = GemmMode::automatic;
 std::array<std::atomic<const Backend*>, 2> chosen{};
 
 thread_local const Backend* under_test = nullptr;
-thread_local GemmKernels kernels_under_test;
 thread_local int64_t forced_variant = 0;  // of the CUDA kernels
 
 // Returns null for a device without a backend.
@@ -46,9 +45,8 @@ void use_backend(c10::DeviceType type, const std::string& name) {
   chosen[type == at::kCUDA] = name.empty() ? nullptr : backend_named(name);
 }
 
-void put_under_test(const std::string& name, GemmKernels kernels) {
+void put_under_test(const std::string& name) {
   under_test = backend_named(name);
-  kernels_under_test = kernels;
   relax_capture_mode();
 }
 bool is_under_test() { return under_test; }
@@ -81,10 +79,6 @@ void set_gemm_mode(const std::string& name) {
 }
 std::string gemm_mode() { return kModes[static_cast<int>(mode.load())]; }
 
-std::optional<GemmKernels> gemm_kernels(const Backend& backend, c10::Device device) {
-  return backend.gemm_kernels(capability_of(device));
-}
-
 const Backend& choose(const char* op, c10::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu() || device.is_cuda(), op,
                               ": tensors must be on the CPU or a CUDA device, got ", device);
@@ -98,6 +92,14 @@ const Backend& choose(const char* op, c10::Device device) {
   return *backend;
 }
 
+const Backend& choose_verified(const char* op, Family family, c10::Device device) {
+  const Backend& chosen = choose(op, device);
+  for (const Backend* const backend : {&chosen, &triton_backend()})
+    if (is_verified(*backend, family, device).value_or(true)) return *backend;
+  TORCH_CHECK(false, op, ": neither the ", chosen.name(), " nor the Triton kernels have passed ",
+              "their verification on ", device, "; see python -m amp_ext, and use torch.amp here");
+}
+
 namespace {
 
 // Returns whether torch's library multiplies with the processor's instructions for a 16-bit type,
@@ -109,28 +111,19 @@ bool library_multiplies(const GemmArgs& g) {
          g.out.dtype == g.a.dtype && torch_has_products_of(g.a.dtype);
 }
 
-constexpr const char* kNotVerified =
-    "the kernels have not passed their verification; see python -m amp_ext";
-
-// Returns why a backend is not to compute a product; null if it may, by the kernels that are left
-// in `g`.
-const char* obstacle_of(const Backend& backend, c10::Device device, GemmArgs& g) {
+// Returns why a backend is not to compute a product; null if it may.
+const char* obstacle_of(const Backend& backend, c10::Device device, const GemmArgs& g) {
   const Backend* const only = chosen[device.is_cuda()];
   if (only && &backend != only && &backend != &cpu_backend()) return "another backend was chosen";
-  if (const char* const obstacle = backend.why_not(g)) return obstacle;
-  const std::optional<GemmKernels> kernels = gemm_kernels(backend, device);
-  if (!kernels) return is_verified(backend, family_of(g), device) ? nullptr : kNotVerified;
-  if (!kernels->sm80 && !kernels->sm90)
-    return "the CUDA kernels compute no products on compute capability 7.x, 10.x and 11.x";
-  g.kernels.sm80 = kernels->sm80 && is_verified(backend, family_of_sm80(g), device);
-  g.kernels.sm90 = kernels->sm90 && is_verified(backend, family_of_sm90(g), device);
-  return backend.why_not(g) ? kNotVerified : nullptr;
+  if (const char* const obstacle = backend.why_not(g, capability_of(device))) return obstacle;
+  if (is_verified(backend, family_of(g), device).value_or(false)) return nullptr;
+  return "the kernels have not passed their verification; see python -m amp_ext";
 }
 
 // Returns the backend of a product without measurements, and the reason.
 std::pair<const Backend*, const char*> default_gemm(c10::Device device, const GemmArgs& g) {
   if (!device.is_cpu()) return {nullptr, "not measured: torch's library"};
-  if (const char* const obstacle = cpu_backend().why_not(g)) return {nullptr, obstacle};
+  if (const char* const obstacle = cpu_backend().why_not(g, 0)) return {nullptr, obstacle};
   if (library_multiplies(g))
     if (const char* const reason = cpu_backend().why_slow(g, 0)) return {nullptr, reason};
   return {&cpu_backend(), "16-bit or FP32 operands on a CPU"};
@@ -143,9 +136,8 @@ const Backend* choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
     if (reason) *reason = text;
   };
   args.variant = 0;
-  args.kernels = under_test ? kernels_under_test : GemmKernels{true, true};
   if (under_test) {
-    if (under_test->why_not(args)) return default_gemm(device, args).first;
+    if (under_test->why_not(args, capability_of(device))) return default_gemm(device, args).first;
     if (under_test == cuda_backend()) args.variant = forced_variant;
     return under_test;
   }
@@ -176,8 +168,7 @@ const Backend* choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
   return backend;
 }
 
-std::vector<const Backend*> gemm_candidates(c10::Device device, GemmArgs& args, bool triton) {
-  args.kernels = {true, true};
+std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& args, bool triton) {
   std::vector<const Backend*> candidates{default_gemm(device, args).first};
   const auto add = [&](const Backend* backend) {
     if (std::ranges::count(candidates, backend)) return;

@@ -19,7 +19,7 @@ namespace {
 bool is_aligned(const void* data) { return address(data) % 16 == 0; }
 
 // Returns an argument of a product without a copy.
-at::Tensor tensor_of(const MatrixRef& x, int64_t count, int64_t rows, int64_t columns,
+at::Tensor view_of(const MatrixRef& x, int64_t count, int64_t rows, int64_t columns,
                      c10::Device device) {
   return at::for_blob(x.data, {count, rows, columns})
       .strides({x.batch_stride, x.row_stride, x.column_stride})
@@ -28,8 +28,8 @@ at::Tensor tensor_of(const MatrixRef& x, int64_t count, int64_t rows, int64_t co
       .make_tensor();
 }
 
-at::Tensor tensor_of(const VectorRef& x, int64_t size, c10::Device device) {
-  return tensor_of(MatrixRef{x.data, x.dtype, 0, 0, x.stride}, 1, 1, size, device).view({size});
+at::Tensor view_of(const VectorRef& x, int64_t size, c10::Device device) {
+  return view_of(MatrixRef{x.data, x.dtype, 0, 0, x.stride}, 1, 1, size, device).view({size});
 }
 
 // Returns the launch of a product, which products like it share. Its first call compiles the
@@ -51,7 +51,7 @@ py::object launch_of(const GemmArgs& g, c10::Device device) {
 
 }  // namespace
 
-const char* TritonBackend::why_not(const GemmArgs& g) const {
+const char* TritonBackend::why_not(const GemmArgs& g, int) const {
   const auto is_16_bit = [](DType type) { return type == DType::f16 || type == DType::bf16; };
   if (!is_16_bit(g.a.dtype) || g.a.dtype != g.b.dtype)
     return "the Triton kernels multiply FP16 by FP16 and BF16 by BF16";
@@ -76,7 +76,7 @@ Status TritonBackend::gemm(const GemmArgs& args, Services& services) const {
   if (g.batch == 0 || g.m == 0 || g.n == 0) return Status::ok;
   at::Tensor bias;
   if (g.bias.data && g.bias.stride != 1) {
-    bias = tensor_of(g.bias, g.n, device).contiguous();
+    bias = view_of(g.bias, g.n, device).contiguous();
     g.bias = {bias.mutable_data_ptr(), g.bias.dtype, 1};
   }
 

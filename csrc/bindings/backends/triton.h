@@ -18,7 +18,7 @@ class TritonBackend final : public Backend {
  public:
   const char* name() const override { return "triton"; }
   AMP_EXT_LIST_OPS(AMP_EXT_OVERRIDE)
-  const char* why_not(const GemmArgs&) const override;
+  const char* why_not(const GemmArgs&, int capability) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
   Status gemm(const GemmArgs&, Services&) const override;
 };

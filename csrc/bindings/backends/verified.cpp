@@ -35,11 +35,13 @@ bool needs_none(const Backend& backend, c10::Device device) {
 
 }  // namespace
 
-bool is_known(const Backend& backend, Family family, c10::Device device) {
-  return needs_none(backend, device) || answers.contains(question(backend, family, device));
+bool has_passed(const Backend& backend, Family family, c10::Device device) {
+  if (needs_none(backend, device)) return true;
+  const auto known = answers.find(question(backend, family, device));
+  return known != answers.end() && known->second;
 }
 
-bool is_verified(const Backend& backend, Family family, c10::Device device) {
+std::optional<bool> is_verified(const Backend& backend, Family family, c10::Device device) {
   if (needs_none(backend, device)) return true;
   const auto known = answers.find(question(backend, family, device));
   if (known != answers.end()) return known->second;
@@ -52,7 +54,7 @@ bool is_verified(const Backend& backend, Family family, c10::Device device) {
   TORCH_CHECK(!captures, "amp_ext: the ", backend.name(), " kernels of ", name,
               " have not been verified on ", device,
               ": run one step before the capture of a CUDA graph");
-  return false;  // such as for lack of memory: the next call tries again
+  return std::nullopt;  // the next call tries again
 }
 
 }  // namespace amp_ext

@@ -7,8 +7,6 @@
 #include <c10/util/accumulate.h>
 #include <torch/library.h>
 
-#include <atomic>
-
 #include "backends/backends.h"
 #include "checks/tensors.h"
 #include "op.h"
@@ -40,8 +38,6 @@ bool rows_join(const MatrixRef& x, int64_t rows) { return x.batch_stride == rows
 bool columns_join(const MatrixRef& x, int64_t columns) {
   return x.batch_stride == columns * x.column_stride;
 }
-
-std::atomic<int64_t> refused = 0;
 
 // A product as backends take it. Operands are copied, and results allocated, once the backend is
 // chosen; torch's library makes its own.
@@ -117,7 +113,9 @@ class Product {
       const Status status = backend.gemm(args, services);
       is_computed =
           status != Status::not_compiled && (status != Status::no_tensor_map || is_under_test());
-      if (status == Status::no_tensor_map && !is_computed) ++refused;
+      if (status == Status::no_tensor_map && !is_computed) {
+        TORCH_WARN_ONCE(op_, ": the driver refused a tensor map: torch's library runs instead");
+      }
       return is_computed ? status : Status::ok;
     });
     return is_computed;
@@ -231,8 +229,6 @@ std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::T
   const Backend* const backend = product.choose(&reason);
   return {name_of(backend), reason};
 }
-
-int64_t refused_tensor_maps() { return refused; }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   implement(m, "gemm", TORCH_FN(gemm_op<gemm_kernel>), TORCH_FN(gemm_op<gemm_fake>));

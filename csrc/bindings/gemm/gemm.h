@@ -85,9 +85,6 @@ struct GemmTensors {
 // If the product is added to out, it is in the memory of c. No pointer in `args` is followed.
 at::Tensor library_gemm(const GemmArgs& args, const GemmTensors& tensors);
 
-// Returns how many products fell to torch's library because the driver refused a tensor map.
-int64_t refused_tensor_maps();
-
 // Returns the name of the backend that computes gemm(a, b, ...), and why. Nothing is computed.
 std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::Tensor& b,
                                                 const GemmOptions& options);

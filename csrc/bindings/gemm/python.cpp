@@ -24,16 +24,15 @@ void force(std::optional<int> tile, int64_t splits, bool sm90) {
   force_gemm_tile({{.sm90 = sm90, .tile = *tile, .splits = splits}});
 }
 
-std::optional<std::vector<std::string>> kernels_of(const std::string& backend,
-                                                   const std::string& device_name) {
+bool has_products(const std::string& backend, const std::string& device_name) {
   const c10::Device device(device_name);
   const Backend* const found = gemm_backend(device.type(), backend).value_or(nullptr);
-  const auto kernels = found ? gemm_kernels(*found, device) : std::nullopt;
-  if (!kernels) return std::nullopt;
-  std::vector<std::string> names;
-  if (kernels->sm80) names.emplace_back("sm80");
-  if (kernels->sm90) names.emplace_back("sm90");
-  return names;
+  GemmArgs product{};
+  for (MatrixRef* const matrix : {&product.a, &product.b, &product.out}) {
+    matrix->dtype = DType::f16;
+    matrix->column_stride = 1;
+  }
+  return found && !found->why_not(product, capability_of(device));
 }
 
 // Returns (backend, reason) of gemm(a, b, ...).
@@ -59,12 +58,8 @@ void bind_gemm(py::module_& m) {
         py::arg("sum_batch") = false,
         "Which backend computes gemm(a, b, ...), and why. Computes no product, but may have the "
         "backend's kernels verified first.");
-  m.def("refused_tensor_maps", &refused_tensor_maps,
-        "How many products torch's library has computed because the driver refused a tensor map.");
-  m.def(
-      "gemm_kernels", &kernels_of, py::arg("backend"), py::arg("device"),
-      "Which of the CUDA kernels, sm80 and sm90, compute products on a device; None for a backend "
-      "that has others.");
+  m.def("has_products", &has_products, py::arg("backend"), py::arg("device"),
+        "Whether a backend computes FP16 products on a device.");
   m.def(
       "gemm_tile_count",
       [](bool sm90) {

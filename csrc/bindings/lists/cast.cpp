@@ -83,17 +83,6 @@ void cast_op(at::TensorList outputs, at::TensorList inputs) {
 
 }  // namespace
 
-void add_arguments(ReferenceCall& call, const CastArgs& args) {
-  std::vector<at::Tensor> outputs, inputs;
-  for (int64_t i = 0; i < args.casts.size; ++i) {
-    const CastRef& c = args.casts.refs[i];
-    outputs.push_back(call.flat(c.output, c.output_dtype, c.numel));
-    inputs.push_back(call.flat(c.input, c.input_dtype, c.numel));
-  }
-  call.add("outputs", outputs);
-  call.add("inputs", inputs);
-}
-
 Status TritonBackend::cast(const CastArgs& a, Services& services) const {
   return launch_list("lists.cast", "cast_", a.casts, services, false);
 }

@@ -26,11 +26,6 @@ void check_finite_op(at::TensorList grads, at::Tensor& found_inf) {
 
 }  // namespace
 
-void add_arguments(ReferenceCall& call, const CheckFiniteArgs& args) {
-  call.add("grads", args.grads);
-  call.add("found_inf", args.found_inf);
-}
-
 Status TritonBackend::check_finite(const CheckFiniteArgs& a, Services& services) const {
   return launch_list("lists.check_finite", "check_finite", a.grads, services, false,
                      address(a.found_inf));

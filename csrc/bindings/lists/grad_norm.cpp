@@ -37,14 +37,6 @@ at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
 
 }  // namespace
 
-void add_arguments(ReferenceCall& call, const GradNormArgs& args) {
-  call.add("grads", args.grads);
-  call.add("found_inf", args.found_inf);
-  call.add("inv_scale", args.inv_scale);
-  if (args.norms) call.add("norms", call.flat(args.norms, DType::f32, args.grads.size));
-  call.returns_into(args.norm);
-}
-
 Status TritonBackend::grad_norm(const GradNormArgs& a, Services& services) const {
   void* const partial_sums = services.scratch(partial_sum_count(a) * sizeof(double));
   return launch_list("lists.grad_norm", "grad_norm", a.grads, services, true, address(a.inv_scale),

@@ -35,14 +35,6 @@ void unscale_op(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& i
 
 }  // namespace
 
-void add_arguments(ReferenceCall& call, const UnscaleArgs& args) {
-  call.add("grads", args.grads);
-  call.add("found_inf", args.found_inf);
-  call.add("inv_scale", args.inv_scale);
-  call.add("norm", args.norm);
-  call.add("max_norm", args.max_norm);
-}
-
 Status TritonBackend::unscale(const UnscaleArgs& a, Services& services) const {
   return launch_list("lists.unscale", "unscale_", a.grads, services, a.norm != nullptr,
                      address(a.inv_scale), address(a.found_inf), address(a.norm), a.max_norm);

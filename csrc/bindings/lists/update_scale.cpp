@@ -68,25 +68,6 @@ void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorLi
 
 }  // namespace
 
-void add_arguments(ReferenceCall& call, const UpdateScaleArgs& args) {
-  const ScaleUpdate& u = args.update;
-  std::vector<at::Tensor> found_infs;
-  for (int64_t i = 0; i < args.found_inf_count; ++i)
-    found_infs.push_back(call.scalar(args.found_infs[i]));
-  call.add("found_infs", found_infs);
-  call.add("scale", u.scale);
-  call.add("growth_tracker", u.growth_tracker);
-  call.add("growth_factor", u.growth_factor);
-  call.add("backoff_factor", u.backoff_factor);
-  call.add("growth_interval", u.growth_interval);
-  call.add("min_scale", u.min_scale);
-  call.add("max_scale", u.max_scale);
-  call.add("hysteresis", u.hysteresis);
-  call.add("hysteresis_tracker", u.hysteresis_tracker);
-  call.add("skipped_steps", u.skipped_steps);
-  if (u.next_step) call.add("next_step", call.flat(u.next_step, DType::f32, NextStep::kSize));
-}
-
 Status TritonBackend::update_scale(const UpdateScaleArgs& a, Services& services) const {
   // The address of the only flag, or else of a list of addresses.
   const void* found_infs = a.found_infs[0];

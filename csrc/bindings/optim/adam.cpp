@@ -9,7 +9,6 @@ void adam_(at::Device device, const AdamArgs& args) { run(kAdam, device, &Backen
 
 namespace {
 
-template <bool kFake>
 void adam_op(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs,
              at::TensorList exp_avg_sqs, at::TensorList steps, double lr, double beta1,
              double beta2, double eps, double weight_decay, bool decoupled,
@@ -27,7 +26,6 @@ void adam_op(at::TensorList params, at::TensorList grads, at::TensorList exp_avg
   for (const auto& [name, beta] : {std::pair("beta1", beta1), std::pair("beta2", beta2)})
     TORCH_CHECK_VALUE(beta >= 0 && beta < 1, kAdam, ": ", name,
                       " must be at least 0 and below 1, got ", beta);
-  if (kFake) return call.check_fakes();
   call.run(adam_, AdamOptions{lr, beta1, beta2, eps, weight_decay, decoupled, maximize,
                               stochastic_rounding});
 }
@@ -35,10 +33,9 @@ void adam_op(at::TensorList params, at::TensorList grads, at::TensorList exp_avg
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "adam_", TORCH_FN(adam_op<false>), TORCH_FN(adam_op<true>));
+  implement(m, "adam_", TORCH_FN(adam_op));
   // Empty lists name no device: they come here.
-  m.impl("adam_",
-         torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(adam_op<false>)));
+  m.impl("adam_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(adam_op)));
 }
 
 }  // namespace amp_ext

@@ -26,25 +26,4 @@ std::optional<at::Device> UpdateCall::device() const {
   return std::nullopt;
 }
 
-void UpdateCall::check_fakes() const {
-  check_max_norm(op, scalars.max_norm, scalars.norm.has_value());
-  const std::optional<at::Device> place = device();
-  if (!place) return;
-  for (int role = 0; role < kRoles; ++role) {
-    for (size_t i = 0; i < lists[role].size(); ++i) {
-      const Item item{op, names[role], i};
-      const at::Tensor &tensor = lists[role][i], &param = lists[kParam][i];
-      check_device(op, item, tensor, *place);
-      TORCH_CHECK(role == kStep || tensor.sym_sizes() == param.sym_sizes(), op, ": ", item,
-                  " must have the shape of params[", i, "], ", param.sym_sizes(), ", got ",
-                  tensor.sym_sizes());
-    }
-  }
-  for (const auto& [name, scalar] :
-       {std::pair("tensor_lr", &scalars.tensor_lr), std::pair("found_inf", &scalars.found_inf),
-        std::pair("inv_scale", &scalars.inv_scale), std::pair("norm", &scalars.norm)}) {
-    if (*scalar) check_device(op, name, **scalar, *place);
-  }
-}
-
 }  // namespace amp_ext

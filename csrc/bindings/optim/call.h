@@ -24,9 +24,6 @@ struct UpdateCall {
   // Returns the device of the first tensor, or none.
   std::optional<at::Device> device() const;
 
-  // Checks the devices and shapes of tensors without data.
-  void check_fakes() const;
-
   template <class Args, class Options>
   void run(void (*launch)(at::Device, const Args&), const Options& options) const {
     const std::optional<at::Device> place = device();

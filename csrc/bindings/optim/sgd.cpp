@@ -9,7 +9,6 @@ void sgd_(at::Device device, const SgdArgs& args) { run(kSgd, device, &Backend::
 
 namespace {
 
-template <bool kFake>
 void sgd_op(at::TensorList params, at::TensorList grads, OptionalTensors momentum_buffers,
             OptionalTensors steps, double lr, double momentum, double dampening, bool nesterov,
             double weight_decay, OptionalTensors copies, bool maximize, bool stochastic_rounding,
@@ -38,7 +37,6 @@ void sgd_op(at::TensorList params, at::TensorList grads, OptionalTensors momentu
   TORCH_CHECK_VALUE(!nesterov || (moves && dampening == 0), kSgd,
                     ": nesterov needs a momentum and no dampening, got momentum = ", momentum,
                     ", dampening = ", dampening);
-  if (kFake) return call.check_fakes();
   call.run(sgd_, SgdOptions{lr, momentum, dampening, weight_decay, nesterov, maximize,
                             stochastic_rounding});
 }
@@ -46,10 +44,9 @@ void sgd_op(at::TensorList params, at::TensorList grads, OptionalTensors momentu
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "sgd_", TORCH_FN(sgd_op<false>), TORCH_FN(sgd_op<true>));
+  implement(m, "sgd_", TORCH_FN(sgd_op));
   // Empty lists name no device: they come here.
-  m.impl("sgd_",
-         torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(sgd_op<false>)));
+  m.impl("sgd_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(sgd_op)));
 }
 
 }  // namespace amp_ext

@@ -20,7 +20,7 @@ class GilRelease {
   // Adds a launch over `numel` elements. Throws where the device has no backend for `op`.
   void add(const char* op, Family family, at::Device device, int64_t numel) {
     const Backend& backend = choose(op, device);
-    is_needed_ |= &backend == &triton_backend() || !is_known(backend, family, device);
+    is_needed_ |= &backend == &triton_backend() || !has_passed(backend, family, device);
     if (device.is_cpu()) is_needed_ |= (cpu_numel_ += numel) >= kLongPass;
   }
   void add_wait() { is_needed_ = true; }

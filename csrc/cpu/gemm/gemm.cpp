@@ -132,7 +132,7 @@ void multiply(const GemmArgs& g, Range batches, const Host& host) {
 
 }  // namespace
 
-const char* CpuBackend::why_not(const GemmArgs& g) const {
+const char* CpuBackend::why_not(const GemmArgs& g, int) const {
   return g.a.dtype == DType::f64 || g.b.dtype == DType::f64 ? "FP64 operands" : nullptr;
 }
 

@@ -78,13 +78,10 @@ class GemmBackend {
  public:
   virtual ~GemmBackend() = default;
 
-  // Returns a short reason if the backend cannot compute a product, else null. Follows no pointers.
-  virtual const char* why_not(const GemmArgs&) const = 0;
+  // Returns a short reason if the backend cannot compute a product on GPUs of a compute capability,
+  // 90 for 9.0; else null. Follows no pointers.
+  virtual const char* why_not(const GemmArgs&, int capability) const = 0;
   virtual Status gemm(const GemmArgs&, Services&) const = 0;
-
-  // Returns the subset of GemmArgs::kernels that runs on GPUs of a compute capability, 90 for 9.0;
-  // empty for a backend without CUDA kernels.
-  virtual std::optional<GemmKernels> gemm_kernels(int /*capability*/) const { return {}; }
 
   // Returns a reason to prefer torch's library for an unmeasured product, else null.
   virtual const char* why_slow(const GemmArgs&, int /*capability*/) const { return nullptr; }

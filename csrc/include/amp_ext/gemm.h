@@ -28,14 +28,6 @@ struct VectorRef {
   bool operator==(const VectorRef&) const = default;
 };
 
-// The GEMM kernels of the CUDA backend: sm80 uses mma.sync, sm90 uses wgmma and TMA.
-struct GemmKernels {
-  bool sm80 = false;
-  bool sm90 = false;
-
-  bool operator==(const GemmKernels&) const = default;
-};
-
 // Describes out = alpha * a @ b + beta * c + bias with fp32 accumulation; a and b are not fp64.
 // Matrix i of out is the sum of the products i * terms, ..., (i + 1) * terms - 1 of a and b.
 struct GemmArgs {
@@ -51,7 +43,6 @@ struct GemmArgs {
   int64_t k;
   double alpha;
   double beta;
-  GemmKernels kernels{true, true};  // the kernels that may compute it, for a backend that has them
   // Selects one of GemmBackend::gemm_variants; 0 lets the backend choose.
   int64_t variant = 0;
 

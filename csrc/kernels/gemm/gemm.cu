@@ -21,12 +21,16 @@ GemmLauncher launcher(DType operands, bool sm90) {
 
 namespace cuda {
 
-const char* CudaBackend::why_not(const GemmArgs& g) const {
+// Excludes compute capabilities 10 and 11. Without tcgen05 the sm_80 kernel would take four times
+// as long there as torch's library, and the driver would compile it for tens of seconds.
+const char* CudaBackend::why_not(const GemmArgs& g, int capability) const {
 #ifndef AMP_EXT_SM80
   return "this build has no kernel for products";
 #endif
-  const bool can_run = g.kernels.sm80 ? can_run_sm80(g) : g.kernels.sm90 && can_run_sm90(g);
-  return can_run ? nullptr : "the kernels take no such dtypes, strides or sizes";
+  const int major = capability / 10;
+  if (major < 8 || major == 10 || major == 11)
+    return "the CUDA kernels compute no products on compute capability 7.x, 10.x and 11.x";
+  return can_run_sm80(g) ? nullptr : "the kernels take no such dtypes, strides or sizes";
 }
 
 // Names products that TMA cannot load or store. Only the sm_80 kernel computes these, without
@@ -37,22 +41,12 @@ const char* CudaBackend::why_slow(const GemmArgs& g, int capability) const {
              : nullptr;
 }
 
-// Excludes compute capabilities 10 and 11. Without tcgen05 the sm_80 kernel would take four times
-// as long there as torch's library, and the driver would compile it for tens of seconds.
-std::optional<GemmKernels> CudaBackend::gemm_kernels(int capability) const {
-  const int major = capability / 10;
-  GemmKernels kernels;
-#ifdef AMP_EXT_SM80
-  kernels.sm80 = major >= 8 && major != 10 && major != 11;
-#endif
-#ifdef AMP_EXT_SM90
-  kernels.sm90 = capability == 90;
-#endif
-  return kernels;
-}
-
 GemmDevice CudaBackend::device_of(const Target& target) const {
-  return {target.multiprocessors, gemm_kernels(target.capability)->sm90};
+#ifdef AMP_EXT_SM90
+  return {target.multiprocessors, target.capability == 90};
+#else
+  return {target.multiprocessors, false};
+#endif
 }
 
 GemmPlan CudaBackend::plan(const GemmArgs& g, const GemmDevice& device) const {

@@ -21,7 +21,7 @@ struct GemmCandidate : GemmTileChoice {
 
 // Returns whether the sm_90a kernel can compute a product on a device.
 inline bool may_run_sm90(const GemmArgs& g, const GemmDevice& device) {
-  return device.sm90 && g.kernels.sm90 && can_run_sm90(g);
+  return device.sm90 && can_run_sm90(g);
 }
 
 constexpr int tile_count(bool sm90) { return sm90 ? kSm90TileCount : kGemmTileCount; }
@@ -66,7 +66,7 @@ inline std::optional<GemmTileChoice> tile_of_variant(int64_t variant) {
 inline bool can_run(const GemmArgs& g, const GemmDevice& device, const GemmTileChoice& x) {
   if (x.sm90) return may_run_sm90(g, device);
   const bool aligned = layout_of_a(g).aligned && layout_of_b(g).aligned;
-  return g.kernels.sm80 && (aligned || !kGemmTiles[x.tile].aligned);
+  return aligned || !kGemmTiles[x.tile].aligned;
 }
 
 // Returns the tile of GemmArgs::variant, else the cheapest tile. At least one kernel can run the
@@ -88,7 +88,7 @@ inline std::vector<int64_t> plan_variants(const GemmArgs& g, const GemmDevice& d
   std::vector<GemmCandidate> all;
   const auto add = [&](const GemmCandidate& x) { all.push_back(x); };
   if (may_run_sm90(g, device)) for_each_candidate(g, device, true, add);
-  if (g.kernels.sm80) for_each_candidate(g, device, false, add);
+  for_each_candidate(g, device, false, add);
   std::ranges::sort(all, {}, &GemmCandidate::cycles);
   const int64_t chosen = variant_of(choose(g, device));
   std::vector<int64_t> variants{0};
