@@ -1,13 +1,8 @@
-"""The backend ptx: csrc/kernels as compiled PTX, for tensors of the CPU, loaded into amp_ext.
-
-The environment variable AMP_EXT_PTX is the architecture, 90a by default. AMP_EXT_PTX_LIBRARY is a
-library that has been built already.
-"""
+"""The backend ptx: csrc/kernels as compiled PTX, for tensors of the CPU, loaded into amp_ext."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import c_bool, c_char_p, c_int, c_int64, c_uint64
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +11,7 @@ from pathlib import Path
 from amp_ext import _C
 from ptx_backend import build
 
-ARCHITECTURE = os.environ.get("AMP_EXT_PTX", "90a")
+ARCHITECTURE = "90a"
 
 
 class Counters(ctypes.Structure):
@@ -98,5 +93,4 @@ class Ptx:
 @cache
 def ptx() -> Ptx:
     """Return the library, built and loaded when it is first used."""
-    path = os.environ.get("AMP_EXT_PTX_LIBRARY")
-    return Ptx(Path(path) if path else build.kernels(ARCHITECTURE))
+    return Ptx(build.kernels(ARCHITECTURE))

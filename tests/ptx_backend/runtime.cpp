@@ -86,6 +86,13 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
   return report.empty() ? cudaSuccess : fail(cudaErrorLaunchFailure, report);
 }
 
+template <class... Args>
+CUresult encode_or_refuse(Args... args) {
+  if (refuse_tensor_maps) return CUDA_ERROR_INVALID_VALUE;
+  void* const encode = fake_cuda_kernels()->encode_tensor_map;
+  return reinterpret_cast<CUresult (*)(Args...)>(encode)(args...);
+}
+
 }  // namespace
 
 void forget_memory() { ranges().clear(); }
@@ -194,22 +201,11 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
   return cudaSuccess;
 }
 
-static CUresult encode_or_refuse(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-                                 void* base, const cuuint64_t* sizes, const cuuint64_t* strides,
-                                 const cuuint32_t* box, const cuuint32_t* steps,
-                                 CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                                 CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-  if (refuse_tensor_maps) return CUDA_ERROR_INVALID_VALUE;
-  const auto encode =
-      reinterpret_cast<decltype(&encode_or_refuse)>(fake_cuda_kernels()->encode_tensor_map);
-  return encode(map, type, rank, base, sizes, strides, box, steps, interleave, swizzle, promotion,
-                fill);
-}
-
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* status) {
-  *function = reinterpret_cast<void*>(&encode_or_refuse);
+  const decltype(&cuTensorMapEncodeTiled) encode = encode_or_refuse;
+  *function = reinterpret_cast<void*>(encode);
   *status = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

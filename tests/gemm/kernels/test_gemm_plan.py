@@ -176,6 +176,9 @@ FOR_SM90: dict[str, Callable[[], Product]] = {
         a=side().expand(2, 64, 64)
     ),
     "c": lambda: small(c=side()),
+    "c of wider matrices": lambda: product("nn", 70, 40, 64, FP16, batch=3)._replace(
+        c=placed(torch.ones(6, 75, 56, dtype=FP16))[::2, 5:, 16:], beta=2.0
+    ),
 }
 
 
