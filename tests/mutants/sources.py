@@ -26,7 +26,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -87,14 +86,6 @@ def build(mutants: list[Mutant], tests: Path) -> None:
         subprocess.run(command, cwd=COPY, stdout=log, stderr=log, check=True)
 
 
-class Test(NamedTuple):
-    """A test that passes without mutants, its time, and the mutants that it reaches."""
-
-    seconds: float
-    number: int
-    reached: set[int]
-
-
 class Hunt:
     """A plugin of pytest that runs the collected tests on each mutant."""
 
@@ -121,7 +112,7 @@ class Hunt:
         for number, mutant in enumerate(self.mutants, 1):
             if self.only and f"{mutant.name} caught" not in self.only:
                 continue
-            reaching = [session.items[t.number] for t in tests if number in t.reached]
+            reaching = [item for item, reached in tests if number in reached]
             verdict = "is reached by imports only" if number in imported else "SURVIVED untested"
             if reaching:
                 verdict = self.verdict(number, reaching)
@@ -140,37 +131,39 @@ class Hunt:
         following = items[i + 1] if i + 1 < len(items) else None
         items[i].ihook.pytest_runtest_protocol(item=items[i], nextitem=following)
 
-    def record(self, items: list[pytest.Item]) -> list[Test]:
-        """Run all tests without a mutant, and return those that pass, the fastest first."""
+    def record(self, items: list[pytest.Item]) -> list[tuple[pytest.Item, set[int]]]:
+        """Run all tests without a mutant.
+
+        Return those that pass and the mutants that they reach: the fastest first, and one case of
+        each test before the others.
+        """
         path = COPY / "reached.pickle"
 
         def run() -> None:
             tests = []
+            turns: Counter[str] = Counter()
             for i, item in enumerate(items):
                 start = time.perf_counter()
                 self.run_test(items, i)
+                name = item.nodeid.partition("[")[0]
+                turns[name] += 1
+                tests.append((turns[name], time.perf_counter() - start, i, self.reached()))
                 if self.has_failed:
                     print(f"{item.nodeid} fails without mutants", file=self.output)
-                else:
-                    tests.append(Test(time.perf_counter() - start, i, self.reached()))
-            for test in tests:
-                test.reached.update(self.by_fixtures[items[test.number].nodeid.partition("::")[0]])
-            path.write_bytes(pickle.dumps([tuple(test) for test in sorted(tests)]))
+                    tests.pop()
+            path.write_bytes(pickle.dumps((sorted(tests), self.by_fixtures)))
 
         if self.fork(run):
             raise pytest.UsageError(f"{items[self.shared[1]].nodeid} ends the process")
-        return [Test(*row) for row in pickle.loads(path.read_bytes())]
+        tests, by_fixtures = pickle.loads(path.read_bytes())
+        return [
+            (items[i], reached | by_fixtures[items[i].nodeid.partition("::")[0]])
+            for _, _, i, reached in tests
+        ]
 
     def verdict(self, number: int, reaching: list[pytest.Item]) -> str:
-        """Run tests that reach a mutant until one fails; one case of each test comes first."""
-        turns: Counter[str] = Counter()
-
-        def turn(item: pytest.Item) -> int:
-            name = item.nodeid.partition("[")[0]
-            turns[name] += 1
-            return turns[name]
-
-        chosen = sorted(reaching, key=turn)[: self.each]
+        """Run tests that reach a mutant until one fails."""
+        chosen = reaching[: self.each]
 
         def run() -> None:
             for i in range(len(chosen)):

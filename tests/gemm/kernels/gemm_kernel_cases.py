@@ -208,12 +208,6 @@ def exact(p: Product) -> Tensor:
     return compute(p._replace(**doubles, out_dtype=torch.float64), reference)
 
 
-def magnitude(p: Product) -> Tensor:
-    """Return the sum of the terms' magnitudes in float64."""
-    terms = {n: abs(x) for n, x in p._asdict().items() if isinstance(x, (Tensor, float))}
-    return exact(p._replace(**terms))
-
-
 def check(p: Product, tile: Tile | None = None, **how: Any) -> None:
     """Run a product of small integers; assert that all that comes out is exact."""
     expected = exact(p)

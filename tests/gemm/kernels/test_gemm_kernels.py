@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import ops
-from cases import assert_same, assert_sum_near, integers, normal
+from cases import assert_same, integers, normal
 from gemm_kernel_cases import (
     BF16,
     CPU,
@@ -27,8 +27,6 @@ from gemm_kernel_cases import (
     every_sm90_tile,
     every_tile,
     every_type,
-    exact,
-    magnitude,
     placed,
     planned,
     product,
@@ -107,33 +105,19 @@ def test_batches_and_sums(tile: Tile, batch: int, sum_batch: bool) -> None:
         check(gemm, tile, splits=splits)
 
 
-def with_odd_strides(gemm: Product) -> Product:
-    """Return the product with meaningless strides for dimensions of size 1."""
-    odd = {}
-    for name in ("a", "b"):
-        t = getattr(gemm, name)
-        sizes = zip(t.shape[1:], t.stride()[1:], strict=True)
-        odd[name] = t.as_strided(t.shape, (7, *(3 if size == 1 else by for size, by in sizes)))
-    return gemm._replace(**odd)
-
-
 @pytest.mark.parametrize("sm90", [False, True])
 def test_strides_of_single_elements_mean_nothing(ptx: Ptx, sm90: bool) -> None:
+    def odd(t: Tensor) -> Tensor:
+        sizes = zip(t.shape[1:], t.stride()[1:], strict=True)
+        return t.as_strided(t.shape, (7, *(3 if size == 1 else by for size, by in sizes)))
+
     for sizes in itertools.product((1, 40), repeat=3):
-        check(with_odd_strides(product("nn", *sizes)), sm90=sm90)
+        gemm = product("nn", *sizes)
+        check(gemm._replace(a=odd(gemm.a), b=odd(gemm.b)), sm90=sm90)
         assert ("16-byte" in ptx.plan()) != ptx.plan().startswith("sm90")
 
 
-# ---- rounding, determinism, economy ------------------------------------------------------------
-
-
-@every_tile
-@pytest.mark.parametrize(("k", "splits"), [(1, 1), (40, 5), (700, 1), (700, 5)])
-def test_error_is_that_of_a_sum_in_fp32(tile: Tile, k: int, splits: int) -> None:
-    for out_dtype in OUT_TYPES:
-        gemm = product_for(tile, 33, 24, k, out_dtype, make=normal, alpha=1 / 3)
-        out = run(gemm, tile, splits=splits)
-        assert_sum_near(out, exact(gemm), magnitude(gemm), k)
+# ---- determinism, economy ----------------------------------------------------------------------
 
 
 @every_tile
