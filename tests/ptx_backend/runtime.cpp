@@ -34,16 +34,13 @@ using cudasim::Range;
 constexpr int kDriverVersion = 13000;
 
 // The beginnings of ranges by their ends.
-std::map<uint64_t, uint64_t>& ranges() {
-  static auto& all = *new std::map<uint64_t, uint64_t>;
-  return all;
-}
+std::map<uint64_t, uint64_t> ranges;
 
 uint64_t number(const void* address) { return reinterpret_cast<uintptr_t>(address); }
 
 Range find_range(uint64_t address) {
-  const auto found = ranges().upper_bound(address);
-  if (found == ranges().end() || address < found->second) return {};
+  const auto found = ranges.upper_bound(address);
+  if (found == ranges.end() || address < found->second) return {};
   return {found->second, found->first};
 }
 
@@ -95,17 +92,17 @@ CUresult encode_or_refuse(Args... args) {
 
 }  // namespace
 
-void forget_memory() { ranges().clear(); }
+void forget_memory() { ranges.clear(); }
 
 void allow_memory(const void* data, int64_t bytes) {
   if (!data || bytes <= 0) return;
   uint64_t begin = number(data), end = begin + static_cast<uint64_t>(bytes);
-  auto other = ranges().upper_bound(begin);
-  while (other != ranges().end() && other->second < end) {  // they overlap
+  auto other = ranges.upper_bound(begin);
+  while (other != ranges.end() && other->second < end) {  // they overlap
     begin = std::min(begin, other->second), end = std::max(end, other->first);
-    other = ranges().erase(other);
+    other = ranges.erase(other);
   }
-  ranges()[end] = begin;
+  ranges[end] = begin;
 }
 
 void* fresh_memory(void* begin, int64_t bytes) {
