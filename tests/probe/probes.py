@@ -35,11 +35,6 @@ def integers(
     return torch.randint(low, high, shape).to(dtype)
 
 
-def words(numbers: Tensor) -> Tensor:
-    """Return int64 numbers modulo 2^32, as the 32 bits that a kernel writes."""
-    return (numbers & 0xFFFFFFFF).to(torch.int32)
-
-
 def operand(*shape: int) -> Tensor:
     return integers(*shape, low=-8, high=9, dtype=torch.float16)
 
@@ -54,7 +49,7 @@ def grids() -> Iterator[Case]:
         x = data.long()
         for _ in range(number * rounds):
             x = x * (x | 1) + 1 & 0xFFFFFFFF
-        yield Case((blocks, number, rounds), data, words(x))
+        yield Case((blocks, number, rounds), data, x.to(torch.int32))
 
 
 # ---- TMA ---------------------------------------------------------------------------------------
@@ -70,16 +65,14 @@ def tma_source() -> Tensor:
     return integers(3, 24, 80, dtype=torch.int16)
 
 
-def box_of(
-    source: Tensor, columns: int, at: tuple[int, int, int], rows: int = 16, matrices: int = 2
-) -> Tensor:
-    """Return the box at x, y, z, zero where there is no tensor."""
+def box_of(source: Tensor, columns: int, at: tuple[int, int, int]) -> Tensor:
+    """Return the box of 2 x 16 x columns at x, y, z, zero where there is no tensor."""
     margin = 80
     around = torch.zeros([size + 2 * margin for size in SIZES], dtype=source.dtype)
     z, y, x = SIZES
     around[margin : margin + z, margin : margin + y, margin : margin + x] = source[:z, :y, :x]
     x, y, z = (margin + start for start in at)
-    return around[z : z + matrices, y : y + rows, x : x + columns]
+    return around[z : z + 2, y : y + 16, x : x + columns]
 
 
 def swizzled(dense: Tensor, swizzle: int, first: int = 0) -> Tensor:

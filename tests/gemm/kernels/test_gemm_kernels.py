@@ -83,16 +83,6 @@ def test_every_schedule(tile: Tile, seed: int) -> None:
     check(gemm, tile, splits=1 + seed // 2 % 2, schedule=Schedule(seed))
 
 
-def test_groups() -> None:
-    """Rows of tiles are computed together, with fewer in the last group."""
-    groups = set()
-    for multiprocessors in range(1, 6):
-        gemm = product("nn", 5 * 16 - 3, 2 * 128 + 1, 9)
-        check(gemm, SM80_TILES[5], schedule=Schedule(1, multiprocessors))
-        groups.add(planned(r"groups of (\d+) rows"))
-    assert any(5 % group for group in groups), groups
-
-
 # ---- layouts, batches, sums of products ---------------------------------------------------------
 
 
