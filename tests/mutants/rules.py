@@ -47,8 +47,9 @@ def switched(path: Path, text: str, mutants: list[tuple[int, Mutant]]) -> str:
         depth = "../" * (len(path.parts) - 2)
         return f'#include "{depth}mutated.h"\n{text}'
     lines = text.splitlines(keepends=True)
-    behind_docstring = ast.parse(text).body[0].end_lineno
-    lines.insert(behind_docstring, "from amp_ext._mutated import mutated\n")
+    first, *rest = ast.parse(text).body
+    last = [first, *(n for n in rest if getattr(n, "module", "") == "__future__")][-1]
+    lines.insert(last.end_lineno, "from amp_ext._mutated import mutated\n")
     return "".join(lines)
 
 
