@@ -6,85 +6,36 @@ They are few and fast: a mutant of a kernel runs the shortest ones that execute 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import reference
 from amp_ext import _C, ops
+from cases import assert_same, surroundings
 from cudasim.mutants import Case
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-Arguments = tuple[list[Any], dict[str, Any]]
+FLOATS = (F16, BF16, F32, F64)
 INF, NAN = float("inf"), float("nan")
 
 
-# ---- calls and comparisons ----------------------------------------------------------------------
+def moved(values: Any, device: str) -> Any:
+    """Return arguments with copies of the tensors and of the memory around them."""
+
+    def move(tensor: Tensor) -> Tensor:
+        copy = surroundings(tensor).to(device, copy=True)
+        return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    return tree_map_only(Tensor, move, values)
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return arguments with other tensors."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)(mapped(x, change) for x in value)
-    if isinstance(value, dict):
-        return {name: mapped(x, change) for name, x in value.items()}
-    return value
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return the storage of a tensor, as one of a dimension."""
-    return tensor.new_empty(0).set_(tensor.untyped_storage())
-
-
-def moved(tensor: Tensor, device: str) -> Tensor:
-    """Return a copy of a tensor and of the memory around it."""
-    copy = whole(tensor).to(device, copy=True)
-    return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    mapped(value, lambda t: found.append(t) or t)
-    return found
-
-
-def assert_same(actual: Tensor, expected: Tensor, loose: float = 0.0, least: float = 1.0) -> None:
-    """Compare bit for bit, except for the bits of a NaN; if loose, compare with an error."""
-    actual = actual.cpu()
-    if loose:
-        error = (actual.double() - expected.double()).abs()
-        good = error <= loose * (least + expected.double().abs())
-        good |= (actual == expected) | (actual.isnan() & expected.isnan())
-    else:
-        good = (actual == expected) & (actual.signbit() == expected.signbit())
-        good |= actual.isnan() & expected.isnan()
-    assert actual.dtype == expected.dtype and actual.shape == expected.shape
-    assert good.all(), f"{int((~good).sum())} of {good.numel()} elements are wrong"
-
-
-class Call:
-    """A call of an op that must write and return the oracle's results."""
-
-    def __init__(self, op: str, arguments: Arguments, loose: float, prepare: Callable[[], None]):
-        self.op, self.arguments, self.loose, self.prepare = op, arguments, loose, prepare
-        self.expected = mapped(arguments, lambda t: moved(t, "cpu"))
-        self.returned = getattr(reference, op)(*self.expected[0], **self.expected[1])
-
-    def __call__(self) -> None:
-        self.prepare()
-        given, options = mapped(self.arguments, lambda t: moved(t, "cuda"))
-        returned = getattr(ops, self.op)(*given, **options)
-        torch.cuda.synchronize()
-        for actual, expected in zip(tensors(returned), tensors(self.returned), strict=True):
-            assert_same(actual, expected, self.loose, float(self.op != "grad_norm"))
-        written = zip(tensors((given, options)), tensors(self.expected), strict=True)
-        for actual, expected in written:
-            assert_same(whole(actual), whole(expected), self.loose)
+def tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def case(
@@ -95,7 +46,31 @@ def case(
     prepare: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> Case:
-    return Case(f"{op} {name}", Call(op, (list(given), options), loose, prepare))
+    """Return a call of an op that must write and return the oracle's results.
+
+    If `loose`, they are compared with this relative error, else bit for bit.
+    """
+    expected = moved((given, options), "cpu")
+    expected_return = getattr(reference, op)(*expected[0], **expected[1])
+
+    def compare(actual: Tensor, expected: Tensor, least: float) -> None:
+        if loose:
+            error = {"rtol": loose, "atol": loose * least, "equal_nan": True}
+            torch.testing.assert_close(actual.cpu(), expected, **error)
+        else:
+            assert_same(actual, expected)
+
+    def run() -> None:
+        prepare()
+        written, more = moved((given, options), "cuda")
+        returned = getattr(ops, op)(*written, **more)
+        torch.cuda.synchronize()
+        for pair in zip(tensors(returned), tensors(expected_return), strict=True):
+            compare(*pair, least=float(op != "grad_norm"))
+        for pair in zip(tensors((written, more)), tensors(expected), strict=True):
+            compare(*map(surroundings, pair), least=1.0)
+
+    return Case(f"{op} {name}", run)
 
 
 # ---- lists --------------------------------------------------------------------------------------
@@ -119,97 +94,82 @@ def numbers(
     return [placed((torch.randn(n) * 100).to(dtype), offset, around) for n in sizes]
 
 
-def norms(grads: Sequence[Any]) -> Tensor:
-    return torch.full((len(grads),), NAN)
-
-
 def scalar(value: float) -> Tensor:
     return torch.tensor(value, dtype=F32)
 
 
+def text_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def of_norms(name: str, grads: list[Tensor], *factor: Tensor) -> Iterator[Case]:
+    """Yield the norm of all gradients, and with the norm of each."""
+    yield case(name, "grad_norm", grads, scalar(0), *factor, loose=1e-6)
+    each_norm = {"norms": torch.full((len(grads),), NAN), "loose": 1e-6}
+    yield case(f"{name}, of each", "grad_norm", grads, scalar(0), *factor, **each_norm)
+
+
+def of_checks(name: str, grads: list[Tensor]) -> Iterator[Case]:
+    """Yield the ops that write no norm."""
+    yield case(name, "unscale_", grads, scalar(0), scalar(0.0123))
+    yield case(f"{name}, by 1", "unscale_", grads, scalar(0), scalar(1))
+    yield case(name, "check_finite", grads, scalar(0))
+
+
 def of_lists() -> Iterator[Case]:
     for dtype, offset in [(F16, 0), (BF16, 1), (F32, 0), (F32, 3), (F64, 1)]:
-        name = f"{str(dtype)[6:]} from {offset}"
-        grads = partial(numbers, dtype, offset=offset)
-        yield case(name, "unscale_", grads(), scalar(0), scalar(0.0123))
-        yield case(f"{name}, by 1", "unscale_", grads(), scalar(0), scalar(1))
-        yield case(name, "check_finite", grads(), scalar(0))
-        loose = 1e-6
-        turn = 512 * 16 // dtype.itemsize
+        name = f"{text_of(dtype)} from {offset}"
+        yield from of_checks(name, numbers(dtype, offset=offset))
+        yield from of_norms(name, numbers(dtype, offset=offset), scalar(0.0123))
         for count in (3, 4, 8):
-            text, turns = f"{name}, {count} turns", numbers(dtype, (count * turn + 7, 5), offset)
-            yield case(text, "unscale_", turns, scalar(0), scalar(0.0123))
-            yield case(f"{text} by 1", "unscale_", turns, scalar(0), scalar(1))
-            yield case(text, "check_finite", turns, scalar(0))
-            yield case(text, "grad_norm", turns, scalar(0), loose=loose)
-            each_norm = {"norms": norms(turns), "loose": loose}
-            yield case(f"{text}, of each", "grad_norm", turns, scalar(0), **each_norm)
-        yield case(name, "grad_norm", grads(), scalar(0), scalar(0.0123), loose=loose)
-        each_norm = {"norms": norms(SIZES), "loose": loose}
-        yield case(f"{name}, of each", "grad_norm", grads(), scalar(0), **each_norm)
-    for dtype, other in itertools.product((F16, BF16, F32, F64), repeat=2):
+            turns = numbers(dtype, (count * 512 * 16 // dtype.itemsize + 7, 5), offset)
+            yield from of_checks(f"{name}, {count} turns", turns)
+            yield from of_norms(f"{name}, {count} turns", turns)
+    for dtype, other in itertools.product(FLOATS, repeat=2):
         aligned, unlike = ((0, 0), (1, 1)), ((1, 3), (0, 4), (1, 0), (0, 1), (0, 3), (0, 7))
         for offset, place in (*aligned, *unlike):
-            text = f"{str(dtype)[6:]} from {offset} to {str(other)[6:]} from {place}"
+            text = f"{text_of(dtype)} from {offset} to {text_of(other)} from {place}"
             out = numbers(other, offset=place, around=7.0)
             yield case(text, "cast_", out, numbers(dtype, offset=offset))
     subnormal = [x * 1e-7 for x in numbers(BF16)]
     yield case("to subnormal float16", "cast_", numbers(F16, around=7.0), subnormal)
-    for dtype, offset in itertools.product((F16, BF16, F32, F64), (0, 1)):
-        name = f"of bad {str(dtype)[6:]} from {offset}"
-        yield each(f"{name}", "check_finite", bad_lists(dtype, offset))
-        yield each(f"{name}", "unscale_", bad_lists(dtype, offset), scalar(0.0123))
-        yield each(f"{name}, by 1", "unscale_", bad_lists(dtype, offset), scalar(1))
-        few = itertools.islice(bad_lists(dtype, offset), 18)
-        yield each(f"{name}", "grad_norm", few, scalar(0.0123))
-    for dtype, norm in itertools.product((F16, BF16, F32, F64), (3.0, 0.25, INF)):
-        grads, name = numbers(dtype), f"{str(dtype)[6:]} clipped by {norm}"
+    for dtype, offset in itertools.product(FLOATS, (0, 1)):
+        bad, name = partial(bad_lists, dtype, offset), f"of bad {text_of(dtype)} from {offset}"
+        yield each(name, "check_finite", bad())
+        yield each(name, "unscale_", bad(), scalar(0.0123))
+        yield each(f"{name}, by 1", "unscale_", bad(), scalar(1))
+        yield each(name, "grad_norm", itertools.islice(bad(), 18), scalar(0.0123))
+    for dtype, norm, factor in itertools.product(FLOATS, (3.0, 0.25, INF), (0.5, 1.0)):
         clip = {"norm": scalar(norm), "max_norm": 1.0}
-        yield case(name, "unscale_", grads, scalar(0), scalar(0.5), **clip)
-        yield case(f"{name}, 1", "unscale_", grads, scalar(0), scalar(1.0), **clip)
-    bad = numbers(F16, (70_000, 3, 40_000))
-    bad[0][0] = bad[-1][-1] = INF
-    yield case("large, bad at both ends", "unscale_", bad, scalar(0), scalar(0.0123))
-    yield case("large, bad at both ends", "check_finite", bad, scalar(0))
-    large = numbers(F16, (70_000, 3, 40_000))
-    yield case("large", "unscale_", large, scalar(0), scalar(0.0123))
-    yield case("large", "grad_norm", large, scalar(0), loose=1e-6)
-    yield case("of each", "grad_norm", large, scalar(0), norms=norms(large), loose=1e-6)
-    behind = numbers(F32, (16389,))  # the second block has one piece of it
-    yield case(
-        "of a share's first piece", "grad_norm", behind, scalar(0), norms=norms(behind), loose=1e-6
-    )
-    many = numbers(F32, [i % 5 for i in range(300)])
-    yield case("many", "unscale_", many, scalar(0), scalar(0.0123))
-    yield case("many", "grad_norm", many, scalar(0), scalar(0.5), loose=1e-6)
+        name = f"{text_of(dtype)} by {factor}, clipped by {norm}"
+        yield case(name, "unscale_", numbers(dtype), scalar(0), scalar(factor), **clip)
+    large, many = numbers(F16, (70_000, 3, 40_000)), numbers(F32, [i % 5 for i in range(300)])
+    yield from of_checks("large", large)
+    yield from of_norms("large", large)
+    yield from of_checks("many", many)
+    yield from of_norms("many", many, scalar(0.5))
+    large, many = moved((large, many), "cpu")
+    large[0][0] = large[-1][-1] = many[-1][-1] = INF
+    yield from of_checks("large, bad at both ends", large)
+    yield from of_checks("many, one bad", many)
+    yield from of_norms("of a share's first piece", numbers(F32, (16389,)))  # in the second block
     factors = [(F32, 1e22), (BF16, 1e22), (F16, 600.0)]
     for dtype, factor in [*itertools.product((F32, BF16), (1e-22, 1e-24, 1e-26)), *factors]:
         extreme = [x * factor for x in numbers(dtype, (5, 2051, 16391))]
-        name = f"of {factor} {str(dtype)[6:]}"
-        yield case(name, "grad_norm", extreme, scalar(0), loose=1e-6)
-        each_norm = {"norms": norms(extreme), "loose": 1e-6}
-        yield case(f"{name}, of each", "grad_norm", extreme, scalar(0), **each_norm)
+        yield from of_norms(f"of {factor} {text_of(dtype)}", extreme)
     for dtype in (F16, BF16, F32):
-        name, sizes = str(dtype)[6:], (5, 2051, 16391)
-        small = numbers(dtype, sizes)
-        yield case(f"{name} times 1e-23", "grad_norm", small, scalar(0), scalar(1e-23), loose=1e-6)
+        small, least = (make(dtype, (5, 2051, 16391)) for make in (numbers, least_numbers))
+        yield from of_norms(f"{text_of(dtype)} times 1e-23", small, scalar(1e-23))
         factor = scalar(1e-20 if dtype == F16 else 1)
-        for each_norm in ({}, {"norms": norms(small)}):
-            least = [least_numbers(dtype, size) for size in sizes]
-            text = f"least {name}{', of each' * bool(each_norm)}"
-            yield case(text, "grad_norm", least, scalar(0), factor, loose=1e-6, **each_norm)
-    many = [x.clone() for x in many]
-    many[-1][-1] = INF
-    yield case("many, one bad", "unscale_", many, scalar(0), scalar(0.0123))
-    yield case("many, one bad", "check_finite", many, scalar(0))
+        yield from of_norms(f"least {text_of(dtype)}", least, factor)
     yield from of_scales()
 
 
-def least_numbers(dtype: torch.dtype, size: int) -> Tensor:
+def least_numbers(dtype: torch.dtype, sizes: Sequence[int]) -> list[Tensor]:
     """Return the least number that is not 0 in every second place, and zeros."""
-    numbers, info = torch.zeros(size, dtype=dtype), torch.finfo(dtype)
-    numbers[::2] = info.smallest_normal * info.eps
-    return numbers
+    info = torch.finfo(dtype)
+    least = info.smallest_normal * info.eps
+    return [(torch.arange(n) % 2 == 0).to(dtype) * least for n in sizes]
 
 
 def bad_lists(dtype: torch.dtype, offset: int) -> Iterator[list[Tensor]]:
@@ -228,34 +188,32 @@ def bad_lists(dtype: torch.dtype, offset: int) -> Iterator[list[Tensor]]:
         yield lists[:: (-1) ** i]
 
 
-def each(name: str, op: str, lists: Iterator[list[Tensor]], *given: Any) -> Case:
+def each(name: str, op: str, lists: Iterable[list[Tensor]], *given: Any) -> Case:
     """Return a case of a call for each list, with found_inf behind it."""
     calls = [case(name, op, grads, scalar(0), *given).run for grads in lists]
     return Case(f"{op} {name}", lambda: [call() for call in calls])
 
 
 def of_scales() -> Iterator[Case]:
-    states = itertools.product((0, 1), (0, 3), (1, 2))
-    for found, tracker, hysteresis in states:
+    def update(name: str, scale: float, tracker: int, founds: Iterable[float], **more: Any) -> Case:
+        given = [scalar(scale), torch.tensor(tracker, dtype=torch.int32), [*map(scalar, founds)]]
+        return case(name, "update_scale_", *given, 2.0, 0.5, 4, **more)
+
+    for found, tracker, hysteresis in itertools.product((0, 1), (0, 3), (1, 2)):
         more: dict[str, Any] = {"min_scale": 2.0, "max_scale": 5000.0, "hysteresis": hysteresis}
         more["skipped_steps"] = torch.tensor(5)
         if hysteresis > 1:
             more["hysteresis_tracker"] = torch.tensor(found + 1, dtype=torch.int32)
-        given = [scalar(4096), torch.tensor(tracker, dtype=torch.int32), [scalar(0), scalar(found)]]
         name = f"found {found}, {tracker} steps, hysteresis {hysteresis}"
-        yield case(name, "update_scale_", *given, 2.0, 0.5, 4, **more)
+        yield update(name, 4096, tracker, (0, found), **more)
     for scale in (3e38, -3e38):
-        given = [scalar(scale), torch.tensor(3, dtype=torch.int32), [scalar(0)]]
-        yield case(f"at most, {scale}", "update_scale_", *given, 2.0, 0.5, 4)
-    founds = [scalar(float(i == 19)) for i in range(20)]
-    given = [scalar(8), torch.tensor(3, dtype=torch.int32), founds]
-    yield case("of many", "update_scale_", *given, 2.0, 0.5, 4)
+        yield update(f"at most, {scale}", scale, 3, (0,))
+    yield update("of many", 8, 3, (float(i == 19) for i in range(20)))
 
 
 # ---- optimizers ---------------------------------------------------------------------------------
 
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1}
-ADAMW, NAG = {"decoupled": True}, {"nesterov": True, "dampening": 0.0}
 SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.1}
 
 
@@ -287,77 +245,59 @@ def state(
     found = {"params": values("params", dtype), "grads": values("grads", grad)}
     if op == "adam_":
         found["exp_avgs"] = values("exp_avgs", first)
-        found |= {"exp_avg_sqs": values("exp_avg_sqs", second, True), **ADAM}
-        if more.pop("amsgrad", False):
-            found["max_exp_avg_sqs"] = values("max_exp_avg_sqs", second, True)
+        for name in ("exp_avg_sqs", "max_exp_avg_sqs")[: 1 + more.pop("amsgrad", False)]:
+            found[name] = values(name, second, True)
     else:
-        found |= {"momentum_buffers": values("momentum_buffers", first), **SGD}
+        found["momentum_buffers"] = values("momentum_buffers", first)
     if more.pop("copied", False):
         found["copies"] = values("copies", F16)
     found["steps"] = [scalar(6.0 * (i % 4 in (1, 2))) for i in range(len(sizes))]
-    return {**found, **more}
+    return {**found, **(ADAM if op == "adam_" else SGD), **more}
 
 
-def of_optimizers() -> Iterator[Case]:
-    plain, mixed = (F32, F32, F32, F32), (BF16, F16, BF16, F32)
+def of_updates(op: str, **own: Any) -> Iterator[Case]:
+    """Yield updates with these options."""
+    plain, mixed, low = (F32,) * 4, (BF16, F16, BF16, F32), (BF16,) * 4
     sizes = (19, 2, 1030, 64)
     chance = {"stochastic_rounding": True}
-    scalars = {"found_inf": scalar(0), "inv_scale": scalar(0.3)}
-    clip = {"norm": scalar(3.0), "max_norm": 1.0}
-    for op, own in (
-        ("adam_", {"decoupled": True}),
-        ("adam_", {"decoupled": False, "amsgrad": True, "maximize": True}),
-        ("sgd_", {"nesterov": False}),
-        ("sgd_", {"nesterov": True, "maximize": True, "dampening": 0.0}),
-    ):
-        text = " ".join(name for name, value in own.items() if value)
-        for kinds, offset in ((plain, 0), (plain, 1), (mixed, 0), (mixed, 3)):
-            name = f"{text} {str(kinds[0])[6:]} from {offset}"
-            yield case(name, op, **state(op, sizes, kinds, offset, copied=kinds == plain, **own))
-        names = ("params", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")
-        for name, offset in itertools.product(names, (1, 2)):
-            given = state(op, sizes, plain, offset, name, **own)
-            yield case(f"{text} with {name} from {offset}", op, **given)
-        given = state(op, sizes, plain, 1, "copies", copied=True, **own)
-        yield case(f"{text} with copies from 1", op, **given)
-        for i in range(4):
-            kinds = tuple(BF16 if i == j else F32 for j in range(4))
-            yield case(f"{text} of kinds {i}", op, **state(op, (6203,), kinds, **own))
-        yield case(f"{text} by chance", op, **state(op, sizes, (BF16,) * 4, **chance, **own))
-        given = state(op, (70, 9), (BF16,) * 4, **chance, **own)
-        for grad in given["grads"]:
-            grad[::3] = INF
-        yield case(f"{text} by chance, of infinities", op, **given)
-        out_of_range = {"found_inf": scalar(0), "inv_scale": scalar(3e38), "norm": scalar(1e30)}
-        given = state(op, range(3, 32, 4), plain, 1, **out_of_range, max_norm=1.0, **own)
-        yield case(f"{text} scaled out of range", op, **given)
-        yield case(f"{text} scaled", op, **state(op, sizes, plain, **scalars, **clip, **own))
-        lr = {"tensor_lr": scalar(0.03)}
-        yield case(f"{text} lr", op, **state(op, sizes, (F32, BF16, F32, F32), **lr, **own))
-    for op, own in (("adam_", {"decoupled": True}), ("sgd_", {"nesterov": False})):
-        for name, more in (
-            ("skipped", {"found_inf": scalar(1)}),
-            ("of a bad norm", {"found_inf": scalar(0), "norm": scalar(INF), "max_norm": 1.0}),
-            ("of a bad norm alone", {"norm": scalar(INF), "max_norm": 1.0}),
-        ):
-            yield case(name, op, **state(op, sizes, plain, **own, **more))
-        yield case("many", op, **state(op, [i % 4 for i in range(60)], plain, **own))
-        yield case("large", op, **state(op, (70_000,) * 4, plain, **own))
-        for copied in (False, True):
-            kinds = (F32, *mixed[1:]) if copied else mixed  # fp32 parameters alone have copies
-            given = state(op, (70_000, 9), kinds, copied=copied, **own)
-            yield case(f"large, mixed{', copied' * copied}", op, **given)
-        equal = {"steps": [scalar(6.0) for _ in sizes]}
-        yield case("of equal steps", op, **{**state(op, sizes, plain, **own), **equal})
-    yield case(
-        "large, amsgrad", "adam_", **state("adam_", (70_000, 9), mixed, amsgrad=True, **ADAMW)
-    )
-    yield case("large, copied", "adam_", **state("adam_", (70_000, 9), plain, copied=True, **ADAMW))
-    given = state("adam_", (120_000, 9, 90_000), (BF16,) * 4, amsgrad=True, **chance, **ADAMW)
-    yield case("large, by chance", "adam_", **given)
-    given = state("sgd_", (120_000, 9, 90_000), (BF16,) * 4, **chance, **NAG)
-    yield case("large, by chance", "sgd_", **given)
-    yield case("large, copied", "sgd_", **state("sgd_", (70_000, 9), plain, copied=True, **NAG))
+    options = " ".join(name for name, value in own.items() if value)
+
+    def update(
+        name: str, sizes: Sequence[int] = sizes, kinds: Any = plain, *at: Any, **more: Any
+    ) -> Case:
+        return case(f"{options} {name}", op, **state(op, sizes, kinds, *at, **{**own, **more}))
+
+    for kinds, offset in ((plain, 0), (plain, 1), (mixed, 0), (mixed, 3)):
+        name = f"{text_of(kinds[0])} from {offset}"
+        yield update(name, sizes, kinds, offset, copied=kinds == plain)
+    names = ("params", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs")
+    for name, offset in itertools.product(names, (1, 2)):
+        yield update(f"with {name} from {offset}", sizes, plain, offset, name)
+    yield update("with copies from 1", sizes, plain, 1, "copies", copied=True)
+    for i in range(4):
+        kinds = tuple(BF16 if i == j else F32 for j in range(4))
+        yield update(f"of kinds {i}", (6203,), kinds)
+    yield update("by chance", sizes, low, **chance)
+    grads = numbers(BF16, (70, 9))
+    for grad in grads:
+        grad[::3] = INF
+    yield update("by chance, of infinities", (70, 9), low, grads=grads, **chance)
+    scalars = {"found_inf": scalar(0), "inv_scale": scalar(3e38), "norm": scalar(1e30)}
+    yield update("scaled out of range", range(3, 32, 4), plain, 1, **scalars, max_norm=1.0)
+    scalars |= {"inv_scale": scalar(0.3), "norm": scalar(3.0)}
+    yield update("scaled", **scalars, max_norm=1.0)
+    yield update("lr", sizes, (F32, BF16, F32, F32), tensor_lr=scalar(0.03))
+    skipped, bad_norm = {"found_inf": scalar(1)}, {"norm": scalar(INF), "max_norm": 1.0}
+    yield update("skipped", **skipped)
+    yield update("of a bad norm", found_inf=scalar(0), **bad_norm)
+    yield update("of a bad norm alone", **bad_norm)
+    yield update("of equal steps", steps=[scalar(6.0) for _ in sizes])
+    yield update("many", [i % 4 for i in range(60)])
+    yield update("large", (70_000,) * 4)
+    yield update("large, mixed", (70_000, 9), mixed)
+    yield update("large, mixed, copied", (70_000, 9), (F32, *mixed[1:]), copied=True)
+    yield update("large, copied", (70_000, 9), copied=True)
+    yield update("large, by chance", (120_000, 9, 90_000), low, **chance)
 
 
 # ---- products -----------------------------------------------------------------------------------
@@ -367,9 +307,8 @@ def integers(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randint(-3, 4, shape).to(dtype)
 
 
-def by(rows: bool, x: Tensor) -> Tensor:
-    """Return a matrix that lies by rows, or by columns."""
-    return x if rows else x.mT.contiguous().mT
+def by_columns(x: Tensor) -> Tensor:
+    return x.mT.contiguous().mT
 
 
 def framed(x: Tensor) -> Tensor:
@@ -379,100 +318,89 @@ def framed(x: Tensor) -> Tensor:
     return memory[..., :rows, :columns].copy_(x)
 
 
+Operands = tuple[Tensor, Tensor]
+
+
 def of_products(
     sm90: bool, tile: int, size: tuple[int, int], layouts: Sequence[tuple[bool, bool]]
 ) -> Iterator[Case]:
     """Yield products of one tile: layouts, results, epilogues, shares of k."""
     m, n = size
-    name = f"tile {tile}"
 
-    def forced(**plan: Any) -> Callable[[], None]:
-        return lambda: _C.force_gemm_tile(tile, sm90=sm90, **plan)
+    def force(splits: int) -> None:
+        _C.force_gemm_tile(tile, splits, sm90=sm90)
+
+    def gemm(text: str, operands: Operands, splits: int = 1, **more: Any) -> Case:
+        return case(
+            f"tile {tile} {text}", "gemm", *operands, prepare=partial(force, splits), **more
+        )
 
     def operands(
-        dtype: torch.dtype, k: int = 136, layout: int = 0, batch: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensor]:
-        rows_a, rows_b = layouts[layout % len(layouts)]
-        a, b = integers(*batch, m, k, dtype=dtype), integers(*batch, k, n, dtype=dtype)
+        dtype: torch.dtype, k: int = 136, layout: int = 0, batch: Sequence[int] = (), times: int = 1
+    ) -> Operands:
+        rows_a, rows_b = layouts[layout]
+        a = integers(*batch, times * m, k, dtype=dtype)
+        b = integers(*batch, k, times * n, dtype=dtype)
         return (
             framed(a) if rows_a else framed(a.mT).mT,
             framed(b) if rows_b else framed(b.mT).mT,
         )
 
+    def small(dtype: torch.dtype, m: int, k: int, n: int) -> Operands:
+        return integers(m, k, dtype=dtype), by_columns(integers(k, n, dtype=dtype))
+
     for i, dtype in itertools.product(range(len(layouts)), (F16, BF16)):
-        out = (F32, dtype)[i % 2]
-        text = f"{name} of layout {layouts[i]} {str(dtype)[6:]} to {str(out)[6:]}"
-        yield case(text, "gemm", *operands(dtype, 136, i), out_dtype=out, prepare=forced())
-        text, shares = f"{text} of a batch in 4 shares", operands(dtype, 136, i, (2,))
-        more = {"sum_batch": True, "out_dtype": out, "prepare": forced(splits=4)}
-        yield case(text, "gemm", *shares, **more)
-        few = operands(dtype, 24, i)
-        yield case(f"{text}, one step", "gemm", *few, out_dtype=out, prepare=forced())
-        text, c = f"{text} with c by columns", by(False, integers(m, n, dtype=out))
-        more = {"c": c, "out_dtype": out, "prepare": forced()}
-        yield case(text, "gemm", *operands(dtype, 136, i), **more)
+        out = {"out_dtype": (F32, dtype)[i % 2]}
+        text = f"of layout {layouts[i]} {text_of(dtype)}"
+        yield gemm(text, operands(dtype, 136, i), **out)
+        yield gemm(f"{text}, one step", operands(dtype, 24, i), **out)
+        c = by_columns(integers(m, n, dtype=out["out_dtype"]))
+        yield gemm(f"{text} with c by columns", operands(dtype, 136, i), c=c, **out)
+        shares = operands(dtype, 136, i, (2,))
+        yield gemm(f"{text} of a batch in 4 shares", shares, 4, sum_batch=True, **out)
     batch = operands(F16, 72, 0, (2,))
-    yield case(f"{name} of a batch", "gemm", *batch, out_dtype=F16, prepare=forced())
-    yield case(f"{name}, batch summed", "gemm", *batch, sum_batch=True, prepare=forced())
+    yield gemm("of a batch", batch, out_dtype=F16)
+    yield gemm("of a batch, summed", batch, sum_batch=True)
     for out in (F32, F16):
-        bias = integers(n, dtype=F16)
-        c = integers(m, n, dtype=out)
-        more = {"bias": bias, "c": c, "alpha": 101.0, "beta": -3.0, "out_dtype": out}
-        yield case(f"{name} with c to {out}", "gemm", *operands(F16), **more, prepare=forced())
-    # Results that are rounded.
+        more = {"bias": integers(n, dtype=F16), "c": integers(m, n, dtype=out), "beta": -3.0}
+        yield gemm(f"with c to {out}", operands(F16), alpha=101.0, out_dtype=out, **more)
     for dtype, more in itertools.product((F16, BF16), ({}, {"bias": integers(n, dtype=F16)})):
-        text = f"{name} {str(dtype)[6:]} rounded, with {len(more)}"
-        more = {**more, "alpha": 101.0, "out_dtype": dtype, "prepare": forced()}
-        yield case(text, "gemm", *operands(dtype), **more)
-    for dtype in () if sm90 else (F32, F16, BF16):
-        bias = integers(2 * n, dtype=dtype)[::2]
-        more = {"bias": bias, "out_dtype": F32, "prepare": forced()}
-        yield case(f"{name} with strided bias {dtype}", "gemm", *operands(F16, 72), **more)
-    if sm90:  # several tiles of a block, and more steps than stages
-        m, n, k = 3 * m, 3 * n, 648
-        for out in (F32, F16):
-            c, bias = integers(m, n, dtype=out), integers(n, dtype=F16)
-            more = {"bias": bias, "c": c, "beta": -3.0, "out_dtype": out, "prepare": forced()}
-            yield case(f"{name}, many with c to {out}", "gemm", *operands(F16, k), **more)
-            text = f"{name}, many to {out}"
-            yield case(text, "gemm", *operands(F16, k), out_dtype=out, prepare=forced())
-            text = f"{name}, many of bf16 to {out}"
-            yield case(text, "gemm", *operands(BF16, k), out_dtype=out, prepare=forced())
-            for plan in ({"splits": 2}, {"splits": 3}):
-                text = f"{name}, many with {plan} to {out}"
-                more = {"out_dtype": out, "prepare": forced(**plan)}
-                yield case(text, "gemm", *operands(F16, k), **more)
-        m, n = size
-    n = size[1] - 5  # rows of the result are not aligned, and end within a vector
-    for out, shifted in itertools.product((F32, F16, BF16), (0, 1)):
-        a = integers(m, 72, dtype=BF16 if out == BF16 else F16)
-        b = by(False, integers(72, n - shifted, dtype=a.dtype))
-        c = placed(integers(m, n + 5, dtype=out), shifted)[:, : n - shifted]
-        bias = placed(integers(n - shifted, dtype=a.dtype), shifted)
-        more = {"bias": bias, "c": c, "alpha": 2.0, "out_dtype": out, "prepare": forced()}
-        if not sm90:
-            yield case(f"{name} of {n - shifted} columns to {out}", "gemm", a, b, **more)
-    n = size[1]
+        more = {"alpha": 101.0, "out_dtype": dtype, **more}
+        yield gemm(f"{text_of(dtype)} rounded, with {len(more)}", operands(dtype), **more)
+    for splits in (2, 3):
+        given, text = operands(BF16, 264), f"with {splits} splits"
+        prepare, into = partial(force, splits), integers(m, n, dtype=F32)
+        yield case(f"tile {tile} {text}", "gemm_accumulate_", into, *given, prepare=prepare)
+        yield gemm(text, given, splits, bias=integers(n, dtype=F32), out_dtype=BF16)
     if sm90:
-        a, b = integers(4 * m, 24, dtype=F16), by(False, integers(24, 4 * n, dtype=F16))
-        more = {"bias": integers(4 * n, dtype=F16), "out_dtype": F16, "prepare": forced()}
-        yield case(f"{name}, many of one step", "gemm", a, b, **more)
-        a, b = integers(m, 72, dtype=F16), by(False, integers(72, 40, dtype=F16))
-        more = {"c": integers(m, 40, dtype=F32), "out_dtype": F32, "prepare": forced()}
-        yield case(f"{name} of few columns", "gemm", a, b, **more)
-    for out in () if sm90 else (F16, F32):  # the last row is aligned, and ends within a vector
-        a, b = integers(9, 72, dtype=F16), by(False, integers(72, n - 5, dtype=F16))
-        more = {"c": integers(9, n - 5, dtype=out), "out_dtype": out, "prepare": forced()}
-        yield case(f"{name} of 9 rows to {out}", "gemm", a, b, **more)
-    if not sm90:  # several tiles, of which a group has not all
-        a, b = integers(3 * m, 40, dtype=F16), by(False, integers(40, 2 * n, dtype=F16))
-        yield case(f"{name}, many", "gemm", a, b, out_dtype=F32, prepare=forced())
-    for plan in ({"splits": 2}, {"splits": 3}):
-        into = integers(m, n, dtype=F32)
-        text = f"{name} with {plan}"
-        given, bias = operands(BF16, 264, 0), integers(n, dtype=F32)
-        yield case(text, "gemm_accumulate_", into, *given, prepare=forced(**plan))
-        yield case(text, "gemm", *given, bias=bias, out_dtype=BF16, prepare=forced(**plan))
+        for out in (F32, F16):  # several tiles of a block, and more steps than stages
+            text = f"many to {out}"
+            c, bias = integers(3 * m, 3 * n, dtype=out), integers(3 * n, dtype=F16)
+            many = operands(F16, 648, times=3)
+            yield gemm(f"{text} with c", many, bias=bias, c=c, beta=-3.0, out_dtype=out)
+            for splits in (1, 2, 3):
+                yield gemm(f"{text} with {splits} splits", many, splits, out_dtype=out)
+            yield gemm(f"{text} of bf16", operands(BF16, 648, times=3), out_dtype=out)
+        bias = integers(4 * n, dtype=F16)
+        yield gemm("many of one step", small(F16, 4 * m, 24, 4 * n), bias=bias, out_dtype=F16)
+        c = integers(m, 40, dtype=F32)
+        yield gemm("of few columns", small(F16, m, 72, 40), c=c, out_dtype=F32)
+        return
+    for dtype in (F32, F16, BF16):
+        bias = integers(2 * n, dtype=dtype)[::2]
+        yield gemm(f"with strided bias {dtype}", operands(F16, 72), bias=bias, out_dtype=F32)
+    # Rows of the result are not aligned, and end within a vector.
+    for out, shifted in itertools.product((F32, F16, BF16), (0, 1)):
+        given = small(BF16 if out == BF16 else F16, m, 72, n - 5 - shifted)
+        c = placed(integers(m, n, dtype=out), shifted)[:, : n - 5 - shifted]
+        bias = placed(integers(n - 5 - shifted, dtype=given[0].dtype), shifted)
+        more = {"bias": bias, "c": c, "alpha": 2.0, "out_dtype": out}
+        yield gemm(f"of {n - 5 - shifted} columns to {out}", given, **more)
+    for out in (F16, F32):  # the last row is aligned, and ends within a vector
+        c = integers(9, n - 5, dtype=out)
+        yield gemm(f"of 9 rows to {out}", small(F16, 9, 72, n - 5), c=c, out_dtype=out)
+    # Several tiles, of which a group has not all.
+    yield gemm("many", small(F16, 3 * m, 40, 2 * n), out_dtype=F32)
 
 
 LAYOUTS = [(True, False), (False, True), (True, True), (False, False)]
@@ -482,13 +410,14 @@ def cases(capability: int) -> list[Case]:
     """Return the cases for a device of a capability, 90 for 9.0."""
     torch.manual_seed(0)
     if capability >= 90:
-        small, wide = (72, 136), (136, 200)
-        products = [(True, 5, small, LAYOUTS), (True, 2, wide, LAYOUTS[:2])]
-        return list(itertools.chain(*(of_products(*p) for p in products)))
-    products = [
-        *((False, tile, (72, 72), LAYOUTS) for tile in (3, 4)),
-        (False, 5, (16, 136), LAYOUTS[:2]),
-        (False, 8, (69, 67), LAYOUTS),
-    ]
-    found = [*of_lists(), *of_optimizers()]
+        products = [(True, 5, (72, 136), LAYOUTS), (True, 2, (136, 200), LAYOUTS[:2])]
+        found = []
+    else:
+        products = [(False, tile, (72, 72), LAYOUTS) for tile in (3, 4)]
+        products += [(False, 5, (16, 136), LAYOUTS[:2]), (False, 8, (69, 67), LAYOUTS)]
+        found = [*of_lists()]
+        found += of_updates("adam_", decoupled=True)
+        found += of_updates("adam_", decoupled=False, amsgrad=True, maximize=True)
+        found += of_updates("sgd_", nesterov=False)
+        found += of_updates("sgd_", nesterov=True, maximize=True, dampening=0.0)
     return [*found, *itertools.chain(*(of_products(*p) for p in products))]

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 from copy import deepcopy
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,9 +32,10 @@ class Mutant(NamedTuple):
 def mutants_of(path: Path, text: str) -> Iterator[Mutant]:
     """Yield the mutants of a file."""
     edits = python_edits(text) if path.suffix == ".py" else cpp_edits(text)
-    for start, end, edit, switch in edits:
+    for start, end, new, switch in edits:
         line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
-        yield Mutant(path, start, end, line, column, " ".join(edit.split()), switch)
+        edit = " ".join(f"{text[start:end]}  ->  {new}".split())
+        yield Mutant(path, start, end, line, column, edit, switch)
 
 
 def switched(path: Path, text: str, mutants: list[tuple[int, Mutant]]) -> str:
@@ -46,17 +46,14 @@ def switched(path: Path, text: str, mutants: list[tuple[int, Mutant]]) -> str:
     if path.suffix != ".py":
         depth = "../" * (len(path.parts) - 2)
         return f'#include "{depth}mutated.h"\n{text}'
-    first = next(
-        node
-        for node in ast.parse(text).body
-        if not (isinstance(node, ast.Expr) or getattr(node, "module", "") == "__future__")
-    )
     lines = text.splitlines(keepends=True)
-    lines.insert(first.lineno - 1, "from amp_ext._mutated import mutated\n")
+    first, *rest = ast.parse(text).body
+    last = [first, *(n for n in rest if getattr(n, "module", "") == "__future__")][-1]
+    lines.insert(last.end_lineno, "from amp_ext._mutated import mutated\n")
     return "".join(lines)
 
 
-Edit = tuple[int, int, str, str]  # start, end, text for the reader, expression with a switch
+Edit = tuple[int, int, str, str]  # start, end, new text for the reader, expression with a switch
 
 # ---- Python -------------------------------------------------------------------------------------
 
@@ -134,7 +131,7 @@ def python_edits(text: str) -> Iterator[Edit]:
             start = offset(old.lineno, old.col_offset)
             end = offset(old.end_lineno, old.end_col_offset)
             switch = f"(({ast.unparse(new)}) if {{on}} else ({text[start:end]}))"
-            yield start, end, f"{text[start:end]}  ->  {ast.unparse(new)}", switch
+            yield start, end, ast.unparse(new), switch
 
 
 # ---- C++ ----------------------------------------------------------------------------------------
@@ -167,11 +164,18 @@ __attribute__((constructor(101))) static void map_mutants() {
   return !__builtin_is_constant_evaluated() && is_mutated(number);
 }
 """
-REPLACED = {"==": "!=", "<": "<=", ">": ">="}
-REPLACED |= {new: old for old, new in REPLACED.items()}
 HIDDEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\])\'', re.DOTALL)
 DIRECTIVE = re.compile(r"^ *#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
-CALL = re.compile(r"(?:[;{})]|\belse)\s+([a-z_](?:\w|\.|->|::)*)\(")
+BOUNDARY = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
+JOINED = {"&&": ("true", "({on} || bool(OLD))"), "||": ("false", "(!{on} && bool(OLD))")}
+NESTED = r"[^()]*"
+for _ in range(5):
+    NESTED = rf"(?:[^()]|\({NESTED}\))*"
+CALL = re.compile(rf"(?:[;{{)}}]|\belse)\s+(?=([a-z_](?:\w|\.|->|::)*\({NESTED}\));)")
+BEFORE = re.compile(
+    r"\b(?:if|while|TORCH_CHECK\w*) ?\(|\s(?:&&|\|\|)\s+|\breturn |(?<!constexpr )\bbool \w+ = "
+)
+OPERAND = re.compile(rf"((?:[^();,?&|{{}}=]|[=!<>]=|\({NESTED}\))+)(?<!\s)\s*([);,?]|&&|\|\|)")
 CONSTANT = re.compile(r"(?<=[\s(])\d+(?=[\s);]|$)")
 
 
@@ -184,75 +188,35 @@ def blanked(text: str) -> str:
     return DIRECTIVE.sub(blank, HIDDEN.sub(blank, text))
 
 
-def split(code: str, start: int, end: int, separator: str) -> list[tuple[int, int]]:
-    """Return the parts of an expression between separators outside brackets, without spaces."""
-    places, depth = [(start, start)], 0
-    for match in re.compile(rf"([(\[{{])|([)\]}}])|{separator}").finditer(code, start, end):
-        depth += bool(match[1]) - bool(match[2])
-        if not (match[1] or match[2] or depth):
-            places.append(match.span())
-    parts = [(i, j) for (_, i), (j, _) in pairwise([*places, (end, end)])]
-    return [(j - len(code[i:j].lstrip()), i + len(code[i:j].rstrip())) for i, j in parts]
-
-
-def closing(code: str, start: int) -> int:
-    """Return the place of the bracket or semicolon that ends what starts here."""
-    depth = 0
-    for match in re.compile(r"([(\[{])|([)\]}])|;").finditer(code, start):
-        depth += bool(match[1]) - bool(match[2])
-        if depth < 0 or (match[0] == ";" and depth == 0):
-            return match.start()
-    return len(code)
-
-
-CONDITION = re.compile(r"\b(if|while|TORCH_CHECK\w*) ?\(|\breturn |(?<!constexpr )\bbool \w+ = ")
-COMPARISON = r"\s([=!]=|[<>]=?)\s"
-
-
-def conditions(code: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield expressions with a truth value, and whether they are checks."""
-    for match in CONDITION.finditer(code):
-        start, end = match.end(), closing(code, match.end())
-        arguments = split(code, start, end, ",")
-        is_check = (match[1] or "").startswith("TORCH")
-        if not is_check and (len(arguments) > 1 or code[end] != (")" if match[1] else ";")):
-            continue  # a list, the default of an argument, or a condition that declares a variable
-        start, end = arguments[0]
-        parts = split(code, start, end, r"\s\?\s")
-        has_operator = len(split(code, *parts[0], rf"\s(?:&&|\|\|)\s|{COMPARISON}")) > 1
-        is_bool = match[1] or match[0].startswith("bool") or len(parts) > 1 or has_operator
-        if is_bool and " = " not in code[start:end]:
-            yield *parts[0], is_check
+def operands(code: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the expressions with a truth value, and the operator that joins them to others."""
+    for before in BEFORE.finditer(code):
+        found = OPERAND.match(code, before.end())
+        if not found or found[1] == "...":
+            continue  # a lambda, a condition that declares a variable, or a fold
+        joint = found[2] if found[2] in JOINED else before[0].strip()
+        if joint.startswith("TORCH"):
+            joint = "&&"
+        outside = re.sub(rf"\({NESTED}\)", "", found[1])
+        is_bool = joint != "return" or found[2] == "?"
+        if is_bool or re.search(r"\s([=!]=|[<>]=?)\s|^!", outside):
+            yield *found.span(1), joint
 
 
 def cpp_edits(text: str) -> Iterator[Edit]:
     code = blanked(text)
-
-    def edit(start: int, end: int, new: str, switch: str) -> Edit:
+    for start, end, joint in operands(code):
         old = text[start:end]
-        return start, end, f"{old}  ->  {new.replace('OLD', old)}", switch.replace("OLD", old)
-
-    for start, end, is_check in conditions(code):
-        if is_check:
-            yield edit(start, end, "true", "({on} || bool(OLD))")
-        else:
-            yield edit(start, end, "!(OLD)", "({on} != bool(OLD))")
-        alternatives = split(code, start, end, r"\s\|\|\s")
-        terms = [split(code, *alternative, r"\s&&\s") for alternative in alternatives]
-        for start, end in (term for some in terms if len(some) > 1 for term in some):
-            yield edit(start, end, "true", "({on} || bool(OLD))")
-        for start, end in (some[0] for some in terms if len(some) == 1 < len(terms)):
-            yield edit(start, end, "false", "(!{on} && bool(OLD))")
-        for start, end in (term for some in terms for term in some):
-            sides = split(code, start, end, COMPARISON)
-            if len(sides) == 2:
-                between = code[sides[0][1] : sides[1][0]].strip()
-                new = f"{text[start : sides[0][1]]} {REPLACED[between]} {text[sides[1][0] : end]}"
-                yield edit(start, end, new, f"({{on}} ? {new} : OLD)")
-            for constant in CONSTANT.finditer(code, start, end):
-                yield edit(*constant.span(), "OLD + 1", "(OLD + {on})")
-    for match in CALL.finditer(code):
-        start, end = match.start(1), closing(code, match.end()) + 1
-        is_at_import = re.search(r"^m\.|library->", match[1]) or match[1] == "static_assert"
-        if code[end] == ";" and not is_at_import:
-            yield edit(start, end, "nothing", "({on} ? void() : void(OLD))")
+        new, switch = JOINED.get(joint, (f"!({old})", "({on} != bool(OLD))"))
+        yield start, end, new, switch.replace("OLD", old)
+        sides = re.split(r"\s(<=?|>=?)\s", code[start:end])
+        if len(sides) == 3 and sides[0].count("(") == sides[0].count(")"):
+            left, right = start + len(sides[0]), end - len(sides[2])
+            new = f"{text[start:left]} {BOUNDARY[sides[1]]} {text[right:end]}"
+            yield start, end, new, f"({{on}} ? {new} : {old})"
+        for constant in CONSTANT.finditer(code, start, end):
+            yield *constant.span(), f"{constant[0]} + 1", f"({constant[0]} + {{on}})"
+    for call in CALL.finditer(code):
+        start, end = call.span(1)
+        if not re.match(r"m\.|library->|static_assert", call[1]):  # these run at the import
+            yield start, end, "nothing", f"({{on}} ? void() : void({text[start:end]}))"

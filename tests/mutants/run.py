@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # forks have no other threads
@@ -22,9 +24,19 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
 
 import torch
 
-from cudasim.mutants import Kernels, hunt
+from cudasim.mutants import Equivalent, Kernels, hunt
 from mutants.cases import cases
-from mutants.equivalent import EQUIVALENTS
+
+ENTRY = re.compile(r"^  (.+) \| (\w+) \| (.+)\n(?:    (.+)\n)?", re.MULTILINE)
+
+
+def equivalents() -> Iterator[Equivalent]:
+    """Read equivalent.txt."""
+    for block in Path(__file__).with_name("equivalent.txt").read_text().split("\n\n"):
+        reason, _, rows = block.partition("\n")
+        for kernel, rule, statement, source in ENTRY.findall(f"{rows}\n"):
+            source = source.replace(r"\n", "\n")
+            yield Equivalent(kernel, source, "" if rule == "any" else rule, statement, reason)
 
 
 def main() -> int:
@@ -40,15 +52,8 @@ def main() -> int:
     major, minor = torch.cuda.get_device_capability()
     chosen = [case for case in cases(10 * major + minor) if options.only in case.name]
     kernels = Kernels(os.environ["FAKE_CUDA_KERNELS"])
-    survivors = hunt(
-        kernels,
-        chosen,
-        EQUIVALENTS,
-        most=options.most,
-        seed=options.seed,
-        jobs=options.jobs,
-        verbose=options.verbose,
-    )
+    how = {name: getattr(options, name) for name in ("most", "seed", "jobs", "verbose")}
+    survivors = hunt(kernels, chosen, tuple(equivalents()), **how)
     return int(bool(survivors))
 
 

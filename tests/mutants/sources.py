@@ -5,18 +5,18 @@
 The script copies the repository to build/mutants, with a switch in each place of a sample
 (rules.py), and builds the copy once. All tests run once, to see which places each test reaches.
 Then a fork of this process runs the tests that reach a place, with its switch on, up to the first
-failure. The script prints a line for each mutant. Some survivors change nothing that a program can
-see; others need more processor time (--seconds), or tests that are left out here.
+failure. The script prints a line for each mutant. Some survivors change nothing that a
+program can see; others need more tests (--each), or tests that are left out here.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import mmap
 import multiprocessing
 import os
+import pickle
 import random
 import re
 import signal
@@ -26,7 +26,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -34,33 +33,28 @@ from rules import HEADER, MODULE, Mutant, mutants_of, switched
 
 ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "build/mutants"
-SOURCES = ["amp_ext/scaler", "amp_ext/autocast", "amp_ext/optim", "amp_ext/nn.py"]
-SOURCES += ["csrc/bindings", "csrc/cpu"]
-# Files that CPUs do not run.
-NOT_BROKEN = {"cuda.cpp", "triton.cpp", "triton.h"}
-# Folders of tests, where their names differ.
-TESTS_OF = {"nn.py": "gemm", "checks": "lists", "isa": "lists", "params": "scaler"}
+SOURCES = ("amp_ext/scaler", "amp_ext/autocast", "amp_ext/optim", "amp_ext/nn.py")
+SOURCES += ("csrc/bindings", "csrc/cpu")
+NOT_BROKEN = {"cuda.cpp", "triton.cpp", "triton.h"}  # CPUs do not run them
 LEFT_OUT = ["bench", "build", "cudasim", "docs", "probe", "trainers"]  # tests of other code
 BUILT = re.compile(r"^(\.git|\.venv.*|build|dist)$|\.so$|\.pyc$|^_build_info\.py$")
-PASSED, FAILED, OUT_OF_TIME = 0, 64, 65  # exit codes of forks; an exception of the script is 1
+PASSED, FAILED = 0, 64  # exit codes of forks; an exception of the script is 1
+PATIENCE = 300  # seconds for a test with a mutant
 
 
-def files(*folders: Path) -> dict[Path, bytes]:
-    """Return the files in folders by their relative paths, without what was built."""
-    paths = [(top.parent, path) for top in folders for path in (top, *top.rglob("*"))]
-    paths = [(root, path) for root, path in paths if path.is_file() and not BUILT.search(path.name)]
-    return {path.relative_to(root): path.read_bytes() for root, path in paths}
-
-
-def sources() -> dict[Path, bytes]:
-    return files(*(path for path in ROOT.iterdir() if not BUILT.search(path.name)))
+def files(folder: Path) -> dict[Path, bytes]:
+    """Return the files in a folder by their relative paths, without what was built."""
+    tops = [path for path in folder.iterdir() if not BUILT.search(path.name)]
+    paths = [path for top in tops for path in (top, *top.rglob("*"))]
+    found = [path for path in paths if path.is_file() and not BUILT.search(path.name)]
+    return {path.relative_to(folder): path.read_bytes() for path in found}
 
 
 def sample(most: int, seed: int) -> list[Mutant]:
     """Return mutants of the sources, no two of which overlap."""
     found: list[Mutant] = []
-    for path, data in sorted(sources().items()):
-        if str(path).startswith(tuple(SOURCES)) and path.name not in NOT_BROKEN:
+    for path, data in sorted(files(ROOT).items()):
+        if str(path).startswith(SOURCES) and path.name not in NOT_BROKEN:
             found += mutants_of(path, data.decode())
     random.Random(seed).shuffle(found)
     chosen: list[Mutant] = []
@@ -72,16 +66,15 @@ def sample(most: int, seed: int) -> list[Mutant]:
 
 def build(mutants: list[Mutant], tests: Path) -> None:
     """Copy the repository with its switches and the tests, and compile what has changed."""
-    contents = {path: data for path, data in sources().items() if path.parts[0] != "tests"}
-    for path, data in files(tests).items():
-        contents[Path("tests", path.relative_to(tests.name))] = data
+    contents = {path: data for path, data in files(ROOT).items() if path.parts[0] != "tests"}
+    contents |= {Path("tests", path): data for path, data in files(tests).items()}
     for path in {mutant.path for mutant in mutants}:
         numbered = [(i, m) for i, m in enumerate(mutants, 1) if m.path == path]
         contents[path] = switched(path, contents[path].decode(), numbered).encode()
     contents[Path("csrc/mutated.h")] = HEADER.encode()
     contents[Path("amp_ext/_mutated.py")] = MODULE.encode()
     COPY.mkdir(parents=True, exist_ok=True)
-    old = files(*(path for path in COPY.iterdir() if path.name != "build"))
+    old = files(COPY)
     for path in old.keys() - contents.keys():
         (COPY / path).unlink()
     for path, data in contents.items():
@@ -93,23 +86,11 @@ def build(mutants: list[Mutant], tests: Path) -> None:
         subprocess.run(command, cwd=COPY, stdout=log, stderr=log, check=True)
 
 
-class Test(NamedTuple):
-    """A test that passes without mutants, the time of its slowest case, and what it reaches."""
-
-    item: pytest.Item
-    seconds: float
-    reached: set[int]
-
-
-def function(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
-
-
 class Hunt:
     """A plugin of pytest that runs the collected tests on each mutant."""
 
-    def __init__(self, mutants: list[Mutant], only: str, seconds: float):
-        self.mutants, self.only, self.seconds = mutants, only, seconds
+    def __init__(self, mutants: list[Mutant], only: str, each: int):
+        self.mutants, self.only, self.each = mutants, only, each
         self.output = os.fdopen(os.dup(1), "w", buffering=1)  # pytest captures the other one
         # The mutant that is on, the test that runs, and a mark for each mutant that was reached.
         path = COPY / "mutants.bin"
@@ -118,11 +99,12 @@ class Hunt:
             self.shared = memoryview(mmap.mmap(file.fileno(), 0)).cast("i")
         os.environ["AMP_EXT_MUTANTS"] = str(path)
         self.has_failed = False
+        self.by_fixtures: defaultdict[str, set[int]] = defaultdict(set)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.has_failed |= report.failed
-        if report.when == "setup":
-            self.reached_by_fixtures = self.reached()
+        if report.when == "setup":  # for all tests of the file, as its fixtures may be
+            self.by_fixtures[report.nodeid.partition("::")[0]] |= self.reached()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         imported = self.reached()
@@ -130,16 +112,16 @@ class Hunt:
         for number, mutant in enumerate(self.mutants, 1):
             if self.only and f"{mutant.name} caught" not in self.only:
                 continue
-            reaching = [test for test in tests if number in test.reached]
+            reaching = [item for item, reached in tests if number in reached]
             verdict = "is reached by imports only" if number in imported else "SURVIVED untested"
             if reaching:
                 verdict = self.verdict(number, reaching)
             print(f"{mutant.name} {verdict}", file=self.output)
         return True
 
-    def reached(self) -> list[int]:
+    def reached(self) -> set[int]:
         """Return the mutants that were reached since the last call."""
-        found = [i for i in range(1, len(self.mutants) + 1) if self.shared[i + 1]]
+        found = {i for i in range(1, len(self.mutants) + 1) if self.shared[i + 1]}
         for i in found:
             self.shared[i + 1] = 0
         return found
@@ -149,93 +131,73 @@ class Hunt:
         following = items[i + 1] if i + 1 < len(items) else None
         items[i].ihook.pytest_runtest_protocol(item=items[i], nextitem=following)
 
-    def record(self, items: list[pytest.Item]) -> list[Test]:
-        """Run all tests without a mutant."""
-        path = COPY / "reached.jsonl"
+    def record(self, items: list[pytest.Item]) -> list[tuple[pytest.Item, set[int]]]:
+        """Run all tests without a mutant.
+
+        Return those that pass and the mutants that they reach: the fastest first, and one case of
+        each test before the others.
+        """
+        path = COPY / "reached.pickle"
 
         def run() -> None:
-            with path.open("w") as file:
-                for i, item in enumerate(items):
-                    start = time.perf_counter()
-                    self.run_test(items, i)
-                    seconds, reached = time.perf_counter() - start, self.reached()
-                    if self.has_failed:
-                        print(f"{item.nodeid} fails without mutants", file=self.output)
-                    else:
-                        row = [i, seconds, self.reached_by_fixtures, reached]
-                        print(json.dumps(row), file=file)
+            tests = []
+            turns: Counter[str] = Counter()
+            for i, item in enumerate(items):
+                start = time.perf_counter()
+                self.run_test(items, i)
+                name = item.nodeid.partition("[")[0]
+                turns[name] += 1
+                tests.append((turns[name], time.perf_counter() - start, i, self.reached()))
+                if self.has_failed:
+                    print(f"{item.nodeid} fails without mutants", file=self.output)
+                    tests.pop()
+            path.write_bytes(pickle.dumps((sorted(tests), self.by_fixtures)))
 
         if self.fork(run):
             raise pytest.UsageError(f"{items[self.shared[1]].nodeid} ends the process")
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        # The first test of a file may set up fixtures for all of them.
-        slowest: dict[str, float] = defaultdict(float)
-        shared: dict[Path, set[int]] = defaultdict(set)
-        for i, seconds, by_fixtures, _ in rows:
-            slowest[function(items[i])] = max(seconds, slowest[function(items[i])])
-            shared[items[i].path].update(by_fixtures)
-        tests = [
-            Test(items[i], slowest[function(items[i])], shared[items[i].path].union(found))
-            for i, _, _, found in rows
+        tests, by_fixtures = pickle.loads(path.read_bytes())
+        return [
+            (items[i], reached | by_fixtures[items[i].nodeid.partition("::")[0]])
+            for _, _, i, reached in tests
         ]
-        return sorted(tests, key=lambda test: test.seconds)
 
-    def verdict(self, number: int, reaching: list[Test]) -> str:
-        """Run the tests that reach a mutant until one fails; one case of each test comes first."""
-        place = self.mutants[number - 1].path.parts
-        folder = place[1] if place[0] == "amp_ext" else place[2]
-        own = f"tests/{TESTS_OF.get(folder, folder)}/"
-        turns = Counter()
-
-        def order(test: Test) -> tuple[bool, int, bool]:
-            turns[function(test.item)] += 1
-            return test.seconds > 1, turns[function(test.item)], own not in test.item.nodeid
-
-        chosen = [test.item for test in sorted(reaching, key=order)]
+    def verdict(self, number: int, reaching: list[pytest.Item]) -> str:
+        """Run tests that reach a mutant until one fails."""
+        chosen = reaching[: self.each]
 
         def run() -> None:
-            end = processor_seconds() + self.seconds
             for i in range(len(chosen)):
-                if processor_seconds() > end:
-                    os._exit(OUT_OF_TIME)
+                signal.alarm(PATIENCE)
                 self.run_test(chosen, i)
                 if self.has_failed:
                     os._exit(FAILED)
 
         self.shared[0] = number
-        code = self.fork(run, patience=60 + 5 * max(test.seconds for test in reaching))
-        if code == 1:
-            raise pytest.UsageError(f"{chosen[self.shared[1]].nodeid} stops the script")
+        code = self.fork(run)
         self.shared[0] = 0
         self.reached()
-        if code in (PASSED, OUT_OF_TIME):
-            count = len(chosen) if code == PASSED else self.shared[1] + 1
-            return f"SURVIVED {count} of {len(chosen)} tests"
-        how = {FAILED: "", -signal.SIGKILL: " by a hang"}.get(code, " by a crash")
-        return f"caught{how}, 1 of {len(chosen)} tests: {chosen[self.shared[1]].nodeid}"
+        test = chosen[self.shared[1]].nodeid
+        if code == 1:
+            raise pytest.UsageError(f"{test} stops the script")
+        if code == PASSED:
+            return f"SURVIVED {len(chosen)} of {len(reaching)} tests"
+        how = {FAILED: "", -signal.SIGALRM: " by a hang"}.get(code, " by a crash")
+        return f"caught{how}, 1 of {len(reaching)} tests: {test}"
 
-    def fork(self, run: Callable[[], None], patience: float = 600) -> int:
-        """Return the exit code of a fork, which a signal ends if a test takes too long."""
+    def fork(self, run: Callable[[], None]) -> int:
+        """Return the exit code of a fork."""
 
         def start() -> None:
             os.setsid()
             run()
             os._exit(PASSED)  # without the end of pytest's session
 
-        test, self.shared[1] = None, -1
         process = multiprocessing.get_context("fork").Process(target=start)
         process.start()
-        while process.is_alive() and test != self.shared[1]:
-            test = self.shared[1]
-            process.join(patience)
+        process.join()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with the programs that tests have started
-        process.join()
         return process.exitcode
-
-
-def processor_seconds() -> float:
-    return sum(os.times()[:4])
 
 
 def main() -> int:
@@ -244,7 +206,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="other tests")
     parser.add_argument("--only", type=Path, help="an earlier output: run what was caught then")
-    parser.add_argument("--seconds", type=float, default=60, help="of processors, for a mutant")
+    parser.add_argument("--each", type=int, default=400, help="tests for a mutant")
     options = parser.parse_args()
     only = options.only.read_text() if options.only else ""
     mutants = sample(options.most, options.seed)
@@ -253,11 +215,11 @@ def main() -> int:
     os.environ["PYTHONPATH"] = str(COPY)
     sys.path[:1] = [str(COPY), *sys.path[1:], sys.path[0]]  # processes of tests import this file
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    folders = sorted(path.parent.name for path in Path("tests").glob("*/test_*.py"))
-    arguments = [f"tests/{name}" for name in dict.fromkeys(folders) if name not in LEFT_OUT]
+    folders = sorted({path.parent.name for path in Path("tests").glob("*/test_*.py")})
+    arguments = [f"tests/{name}" for name in folders if name not in LEFT_OUT]
     arguments += ["-m", "not full", "-k", "not ptx and not triton", "--hypothesis-seed=0"]
     arguments += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler"]
-    return pytest.main(arguments, [Hunt(mutants, only, options.seconds)])
+    return pytest.main(arguments, [Hunt(mutants, only, options.each)])
 
 
 if __name__ == "__main__":

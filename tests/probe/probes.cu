@@ -212,37 +212,6 @@ __global__ void __launch_bounds__(kWarpgroup, 1) overlap_groups(const uint4* fro
   dump(third_stage, to + 64 * kWarpgroup);
 }
 
-// ---- launches ----------------------------------------------------------------------------------
-
-// 3 matrices of 21 x 72 elements of 2 bytes, apart by more.
-int map_loads(CUtensorMap* map, const void* base, uint32_t columns, uint32_t rows,
-              uint32_t matrices, int swizzle) {
-  return encode_tensor_map(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, const_cast<void*>(base),
-                           {72, 21, 3}, {160, 24 * 160}, {columns, rows, matrices},
-                           static_cast<CUtensorMapSwizzle>(swizzle));
-}
-
-int load(const void* from, uint4* to, int swizzle, int columns, int first, Point at) {
-  constexpr int kRows = 16;
-  constexpr int kMatrices = 2;
-  CUtensorMap map;
-  const int error = map_loads(&map, from, columns, kRows, kMatrices, swizzle);
-  if (error != cudaSuccess) return error;
-  const int packs = kMatrices * kRows * columns / 8;
-  return launch({1, kBoxThreads, sizeof(LoadedBox)}, load_box, map, to, first, packs, at);
-}
-
-// Stores boxes of 8 x 32 to 2 matrices of 13 x 40 FP32 elements, apart by more.
-template <bool kAdd>
-int store(const uint4* from, void* to, int x, int y, int blocks) {
-  CUtensorMap map;
-  const int error =
-      encode_tensor_map(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, to, {40, 13, 2},
-                        {48 * 4, 16 * 48 * 4}, {32, 8, 1}, CU_TENSOR_MAP_SWIZZLE_128B);
-  if (error != cudaSuccess) return error;
-  return launch({blocks, kBoxThreads, sizeof(StoredBox)}, store_boxes<kAdd>, map, from, x, y);
-}
-
 }  // namespace
 
 extern "C" {
@@ -254,21 +223,29 @@ int probe_grids(const uint32_t* from, uint32_t* to, int blocks, int grids, int r
   return error;
 }
 
-int probe_tma_load(const void* from, uint4* to, int swizzle, int columns, int first, int x, int y,
-                   int z) {
-  return load(from, to, swizzle, columns, first, {x, y, z});
+// Loads a box of 2 matrices from 3 matrices of 21 x 72 elements of 2 bytes, apart by more.
+int probe_tma_load(const void* from, uint4* to, int swizzle, uint32_t columns, int first, int x,
+                   int y, int z) {
+  constexpr uint32_t kRows = 16, kMatrices = 2;
+  CUtensorMap map;
+  const int error = encode_tensor_map(
+      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, const_cast<void*>(from), {72, 21, 3}, {160, 24 * 160},
+      {columns, kRows, kMatrices}, static_cast<CUtensorMapSwizzle>(swizzle));
+  if (error != cudaSuccess) return error;
+  const int packs = kMatrices * kRows * columns / 8;
+  return launch({1, kBoxThreads, sizeof(LoadedBox)}, load_box, map, to, first, packs,
+                Point{x, y, z});
 }
 
-int probe_tma_outside(const void* from, uint4* to, int swizzle, int columns, int x, int y, int z) {
-  return load(from, to, swizzle, columns, 0, {x, y, z});
-}
-
-int probe_tma_store(const uint4* from, void* to, int x, int y) {
-  return store<false>(from, to, x, y, 1);
-}
-
-int probe_tma_reduce(const uint4* from, void* to, int x, int y, int blocks) {
-  return store<true>(from, to, x, y, blocks);
+// Stores boxes of 8 x 32 to 2 matrices of 13 x 40 FP32 elements, apart by more; or blocks add them.
+int probe_tma_store(const uint4* from, void* to, int x, int y, int blocks, int adds) {
+  CUtensorMap map;
+  const int error =
+      encode_tensor_map(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, to, {40, 13, 2},
+                        {48 * 4, 16 * 48 * 4}, {32, 8, 1}, CU_TENSOR_MAP_SWIZZLE_128B);
+  if (error != cudaSuccess) return error;
+  const auto kernel = adds ? store_boxes<true> : store_boxes<false>;
+  return launch({blocks, kBoxThreads, sizeof(StoredBox)}, kernel, map, from, x, y);
 }
 
 int probe_wgmma_mn_major(const uint4* from, float* to, int a_mn, int b_mn, int leading,

@@ -7,14 +7,13 @@ integers whose sums are exact in any order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A call of a probe.
 
     Attributes:
@@ -36,11 +35,6 @@ def integers(
     return torch.randint(low, high, shape).to(dtype)
 
 
-def words(numbers: Tensor) -> Tensor:
-    """Return int64 numbers modulo 2^32, as the 32 bits that a kernel writes."""
-    return (numbers & 0xFFFFFFFF).to(torch.int32)
-
-
 def operand(*shape: int) -> Tensor:
     return integers(*shape, low=-8, high=9, dtype=torch.float16)
 
@@ -55,7 +49,7 @@ def grids() -> Iterator[Case]:
         x = data.long()
         for _ in range(number * rounds):
             x = x * (x | 1) + 1 & 0xFFFFFFFF
-        yield Case((blocks, number, rounds), data, words(x))
+        yield Case((blocks, number, rounds), data, x.to(torch.int32))
 
 
 # ---- TMA ---------------------------------------------------------------------------------------
@@ -71,16 +65,14 @@ def tma_source() -> Tensor:
     return integers(3, 24, 80, dtype=torch.int16)
 
 
-def box_of(
-    source: Tensor, columns: int, at: tuple[int, int, int], rows: int = 16, matrices: int = 2
-) -> Tensor:
-    """Return the box at x, y, z, zero where there is no tensor."""
+def box_of(source: Tensor, columns: int, at: tuple[int, int, int]) -> Tensor:
+    """Return the box of 2 x 16 x columns at x, y, z, zero where there is no tensor."""
     margin = 80
     around = torch.zeros([size + 2 * margin for size in SIZES], dtype=source.dtype)
     z, y, x = SIZES
     around[margin : margin + z, margin : margin + y, margin : margin + x] = source[:z, :y, :x]
     x, y, z = (margin + start for start in at)
-    return around[z : z + matrices, y : y + rows, x : x + columns]
+    return around[z : z + 2, y : y + 16, x : x + columns]
 
 
 def swizzled(dense: Tensor, swizzle: int, first: int = 0) -> Tensor:
@@ -93,28 +85,14 @@ def swizzled(dense: Tensor, swizzle: int, first: int = 0) -> Tensor:
 
 
 def tma_load() -> Iterator[Case]:
-    """the layouts of the four swizzles, by the address"""
+    """swizzles go by the address; elements outside are 0, and count"""
     source = tma_source()
+    outside = ((-8, -3, -1), (64, 15, 2), (-64, 0, 0), (72, 21, 3), (0, -16, 0))
     for swizzle, columns in SWIZZLES.items():
-        for at in ((0, 0, 0), (8, 5, 1), (16, 2, 1)):
-            for first in (0, 8) if swizzle < 3 else (0, 64):
+        for at in ((0, 0, 0), (8, 5, 1), (16, 2, 1), *outside):
+            for first in (0, 8 if swizzle < 3 else 64):
                 box = swizzled(box_of(source, columns, at), swizzle, first)
                 yield Case((swizzle, columns, first, *at), source, box)
-
-
-def tma_outside() -> Iterator[Case]:
-    """elements outside are zero, and count as bytes"""
-    source = tma_source()
-    for swizzle, columns in SWIZZLES.items():
-        for at in ((-8, -3, -1), (64, 15, 2), (-64, 0, 0), (72, 21, 3), (0, -16, 0)):
-            box = swizzled(box_of(source, columns, at), swizzle)
-            yield Case((swizzle, columns, *at), source, box)
-
-
-def stored_boxes() -> tuple[Tensor, Tensor]:
-    """Return two boxes, and how they lie in shared memory."""
-    boxes = operand(2, 8, 32).float()
-    return boxes, torch.cat([swizzled(box, 3) for box in boxes])
 
 
 def with_boxes(before: Tensor, boxes: Tensor, x: int, y: int, times: int) -> Tensor:
@@ -128,23 +106,15 @@ def with_boxes(before: Tensor, boxes: Tensor, x: int, y: int, times: int) -> Ten
     return after
 
 
-CORNERS = [(0, 0), (4, 2), (-4, -2), (20, 9), (40, 0), (0, -8)]
-
-
 def tma_store() -> Iterator[Case]:
-    """elements outside are not stored; read shared memory is free"""
-    boxes, images = stored_boxes()
-    for x, y in CORNERS:
-        before = operand(2, 16, 48).float()
-        yield Case((x, y), images, with_boxes(before, boxes, x, y, 0), before)
-
-
-def tma_reduce() -> Iterator[Case]:
-    """blocks add FP32 to one place, each element once"""
-    boxes, images = stored_boxes()
-    for x, y in CORNERS:
-        before = operand(2, 16, 48).float()
-        yield Case((x, y, 8), images, with_boxes(before, boxes, x, y, 8), before)
+    """elements outside stay; blocks add FP32, each element once"""
+    boxes = operand(2, 8, 32).float()
+    images = torch.cat([swizzled(box, 3) for box in boxes])
+    for x, y in ((0, 0), (4, 2), (-4, -2), (20, 9), (40, 0), (0, -8)):
+        for blocks, adds in ((1, 0), (8, 1)):
+            before = operand(2, 16, 48).float()
+            after = with_boxes(before, boxes, x, y, blocks * adds)
+            yield Case((x, y, blocks, adds), images, after, before)
 
 
 # ---- wgmma -------------------------------------------------------------------------------------
@@ -194,12 +164,4 @@ def wgmma_groups() -> Iterator[Case]:
     yield Case((), torch.cat(images), expected)
 
 
-PROBES = (
-    grids,
-    tma_load,
-    tma_outside,
-    tma_store,
-    tma_reduce,
-    wgmma_mn_major,
-    wgmma_groups,
-)
+PROBES = {p.__name__: p for p in (grids, tma_load, tma_store, wgmma_mn_major, wgmma_groups)}

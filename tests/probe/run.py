@@ -12,8 +12,11 @@ from __future__ import annotations
 import argparse
 import ctypes
 import multiprocessing
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from pathlib import Path
 
@@ -23,134 +26,91 @@ from torch import Tensor
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from probe import nvcc, probes
-from probe.probes import Case
+from probe import nvcc
+from probe.probes import PROBES
 from ptx_backend import build
 from ptx_backend.build import BUILD, CSRC, Unit
 
-PROBES = {probe.__name__: probe for probe in probes.PROBES}
 LIMIT = 20  # seconds for a probe on a GPU
 
 
-class Ptx:
-    """The executor of tests/cudasim."""
-
-    device = torch.device("cpu")
-
-    @staticmethod
-    @cache
-    def library() -> ctypes.CDLL:
-        folder = BUILD / "probe"
-        flags = ["-std=c++20", "-Xcompiler=-fPIC", f"-I{CSRC}/include", f"-I{CSRC}/kernels"]
-        objects = build.compile_all([Unit(path, flags) for path in nvcc.SOURCES], "90a", folder)
-        library = ctypes.CDLL(str(build.link("probe", objects, "90a", folder)))
-        library.ptx_report.restype = ctypes.c_char_p
-        return library
-
-    def call(self, name: str, seed: int, tensors: Sequence[Tensor], *arguments: int) -> str:
-        """Run a probe in the schedule of a seed; return its error."""
-        library = self.library()
-        library.ptx_start(ctypes.c_uint64(seed))
-        for tensor in tensors:
-            library.ptx_allow(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.nbytes))
-        error = getattr(library, f"probe_{name}")(*addresses(tensors), *arguments)
-        return f"CUDA error {error}, {library.ptx_report().decode()}" if error else ""
+@cache
+def executor() -> ctypes.CDLL:
+    folder = BUILD / "probe"
+    flags = ["-std=c++20", "-Xcompiler=-fPIC", f"-I{CSRC}/include", f"-I{CSRC}/kernels"]
+    objects = build.compile_all([Unit(nvcc.SOURCE, flags)], "90a", folder)
+    library = ctypes.CDLL(str(build.link("probe", objects, "90a", folder)))
+    library.ptx_report.restype = ctypes.c_char_p
+    return library
 
 
-class Cuda:
-    """A GPU with its own schedule."""
-
-    device = torch.device("cuda")
-
-    @staticmethod
-    @cache
-    def library() -> ctypes.CDLL:
-        return ctypes.CDLL(str(nvcc.compile()[0]))
-
-    def call(self, name: str, seed: int, tensors: Sequence[Tensor], *arguments: int) -> str:
-        """Run a probe; return its error."""
-        try:
-            torch.cuda.synchronize()
-            error = getattr(self.library(), f"probe_{name}")(*addresses(tensors), *arguments)
-            torch.cuda.synchronize()
-        except RuntimeError as fault:
-            return str(fault).partition("\n")[0]
-        return f"CUDA error {error}" if error else ""
+def call_ptx(name: str, seed: int, tensors: list[Tensor], *arguments: int) -> None:
+    """Run a probe on the executor of tests/cudasim, in the schedule of a seed."""
+    library = executor()
+    library.ptx_start(ctypes.c_uint64(seed))
+    for tensor in tensors:
+        library.ptx_allow(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_int64(tensor.nbytes))
+    if error := getattr(library, f"probe_{name}")(*addresses(tensors), *arguments):
+        raise RuntimeError(f"CUDA error {error}, {library.ptx_report().decode()}")
 
 
-def addresses(tensors: Sequence[Tensor]) -> list[ctypes.c_void_p]:
+def call_cuda(name: str, seed: int, tensors: list[Tensor], *arguments: int) -> None:
+    """Run a probe on a GPU, which has its own schedule."""
+    library = ctypes.CDLL(str(nvcc.compile()[0]))
+    torch.cuda.synchronize()
+    error = getattr(library, f"probe_{name}")(*addresses(tensors), *arguments)
+    torch.cuda.synchronize()
+    if error:
+        raise RuntimeError(f"CUDA error {error}")
+
+
+def addresses(tensors: list[Tensor]) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
 
 
-DEVICES = {"ptx": Ptx(), "cuda": Cuda()}
-
-
-def difference(got: Tensor, expected: Tensor) -> str:
-    """Return the places of wrong numbers; empty if all are right."""
-    wrong = (got != expected).flatten().nonzero().flatten()
-    if not len(wrong):
-        return ""
-    first = wrong[0]
-    numbers = f"{got.flatten()[first].item()}, not {expected.flatten()[first].item()}"
-    return f"{len(wrong)} of {got.numel()} numbers differ, the first at {first}: {numbers}"
-
-
-def check_case(name: str, case: Case, device: Ptx | Cuda, seed: int) -> str:
-    """Return how one call disagrees with the manual; empty if it agrees."""
-    input = case.input.to(device.device)
-    if case.before is None:
-        output = torch.empty_like(case.expected, device=device.device)
-        output.view(torch.uint8).fill_(0xA5)
-    else:
-        output = case.before.to(device.device)
-    fault = device.call(name, seed, (input, output), *case.arguments)
-    return fault or difference(output.cpu(), case.expected)
-
-
-def check(name: str, device: Ptx | Cuda, seed: int = 0) -> str:
+def check(name: str, on_gpu: bool = False, seed: int = 0) -> str:
     """Return how a probe disagrees with the manual; empty if it agrees."""
+    device, call = ("cuda", call_cuda) if on_gpu else ("cpu", call_ptx)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for case in PROBES[name]():
-            if fault := check_case(name, case, device, seed):
-                return f"{name}{case.arguments}: {fault}"
+            output = case.before
+            if output is None:
+                output = torch.empty_like(case.expected)
+                output.view(torch.uint8).fill_(0xA5)
+            tensors = [case.input.to(device), output.to(device)]
+            try:
+                call(name, seed, tensors, *case.arguments)
+                torch.testing.assert_close(tensors[1].cpu(), case.expected, rtol=0, atol=0)
+            except (AssertionError, RuntimeError) as fault:
+                return f"{name}{case.arguments}: {' '.join(str(fault).split())}"
     return ""
 
 
 def forked(function: Callable[..., str], *arguments: object) -> str:
-    """Return a function's text from a fork, or why the fork has sent none."""
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=lambda: sender.send(function(*arguments)))
-    process.start()
-    process.join(LIMIT)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        return f"no end within {LIMIT} s"
-    has_answer = process.exitcode == 0 and receiver.poll()
-    return receiver.recv() if has_answer else f"exit status {process.exitcode}"
-
-
-def direct(function: Callable[..., str], *arguments: object) -> str:
-    return function(*arguments)
+    """Return a function's text from a fork, which an alarm ends in time."""
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, context, signal.alarm, (LIMIT,)) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            return f"the process has ended, or has taken {LIMIT} s"
 
 
 def main() -> int:
     """Print a line for each probe: ok, or its disagreement."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", choices=DEVICES, default="ptx")
-    name = parser.parse_args().device
+    parser.add_argument("--device", choices=("ptx", "cuda"), default="ptx")
+    on_gpu = parser.parse_args().device == "cuda"
     # A process that has used the GPU cannot pass it on to forks.
-    run = forked if name == "cuda" else direct
-    if missing := run({"ptx": build, "cuda": nvcc}[name].missing):
+    if missing := forked(nvcc.missing) if on_gpu else build.missing():
         parser.error(missing)
-    if name == "cuda":
+    if on_gpu:
         nvcc.compile()
     faults = []
     for probe, cases in PROBES.items():
         print(f"{probe:<19}{cases.__doc__:<63}", end="", flush=True)
-        faults.append(run(check, probe, DEVICES[name]))
+        faults.append(forked(check, probe, True) if on_gpu else check(probe))
         print(faults[-1] or "ok", flush=True)
     return int(any(faults))
 

@@ -20,7 +20,6 @@ std::optional<uint64_t> pinned;
 int multiprocessors = 1;
 
 bool sm90 = false;
-int capability = 0;
 std::map<std::string, int64_t> calls;  // of each op
 std::optional<GemmTileChoice> forced;
 GemmPlan last_plan;
@@ -30,7 +29,7 @@ class PtxServices final : public Services {
   explicit PtxServices(Services& host) : host_(host) {}
 
   cuda::Target target() override {
-    return {.device = -1, .multiprocessors = multiprocessors, .capability = capability};
+    return {.device = -1, .multiprocessors = multiprocessors, .capability = 0};
   }
   void* scratch(size_t bytes) override {
     return fresh_memory(host_.scratch(bytes), static_cast<int64_t>(bytes));
@@ -73,7 +72,7 @@ class PtxBackend final : public cuda::CudaBackend {
   }
 
   const char* why_slow(const GemmArgs& args, int) const override {
-    return CudaBackend::why_slow(args, capability);
+    return CudaBackend::why_slow(args, 0);
   }
 
   std::vector<int64_t> gemm_variants(const GemmArgs& args, Services& host) const override {
@@ -82,7 +81,7 @@ class PtxBackend final : public cuda::CudaBackend {
   }
 
   const char* why_not(const GemmArgs& args, int) const override {
-    return CudaBackend::why_not(args, capability == 0 ? PTX_CAPABILITY : capability);
+    return CudaBackend::why_not(args, PTX_CAPABILITY);
   }
 
  protected:
@@ -140,9 +139,6 @@ void ptx_pin(uint64_t seed, int multiprocessors) {
 // Whether the kernel for sm_90a computes each product that it can, with a tile that follows from
 // the seed.
 void ptx_set_sm90(bool sm90) { ptx_backend::sm90 = sm90; }
-
-// Set the capability of the device, 90 for 9.0; 0, the default, for none in particular.
-void ptx_set_capability(int capability) { ptx_backend::capability = capability; }
 
 void ptx_refuse_tensor_maps(bool refuse) { ptx_backend::refuse_tensor_maps = refuse; }
 

@@ -1,13 +1,8 @@
-"""The backend ptx: csrc/kernels as compiled PTX, for tensors of the CPU, loaded into amp_ext.
-
-The environment variable AMP_EXT_PTX is the architecture, 90a by default. AMP_EXT_PTX_LIBRARY is a
-library that has been built already.
-"""
+"""The backend ptx: csrc/kernels as compiled PTX, for tensors of the CPU, loaded into amp_ext."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import c_bool, c_char_p, c_int, c_int64, c_uint64
 from dataclasses import dataclass
 from functools import cache
@@ -16,19 +11,14 @@ from pathlib import Path
 from amp_ext import _C
 from ptx_backend import build
 
-ARCHITECTURE = os.environ.get("AMP_EXT_PTX", "90a")
+ARCHITECTURE = "90a"
 
 
 class Counters(ctypes.Structure):
     """ptx_backend::Counters: totals since the library was loaded."""
 
-    _fields_ = [
-        (name, c_int64)
-        for name in (
-            *("launches", "blocks", "bytes_loaded", "bytes_stored", "bytes_copied", "most_loads"),
-            "parameter_bytes",
-        )
-    ]
+    names = ("launches", "blocks", "bytes_loaded", "bytes_stored", "bytes_copied", "most_loads")
+    _fields_ = [(name, c_int64) for name in (*names, "parameter_bytes")]
 
     def __sub__(self, other: Counters) -> Counters:
         names = [name for name, _ in self._fields_]
@@ -55,8 +45,6 @@ class Ptx:
         self.functions.ptx_calls.argtypes = [c_char_p]
         self.functions.ptx_calls.restype = c_int64
         self.functions.ptx_plan_text.restype = c_char_p
-        self.functions.ptx_check_plans.argtypes = [c_uint64, c_bool]
-        self.functions.ptx_check_plans.restype = c_char_p
 
     def seed(self, seed: int) -> None:
         """Give each launch from now on a schedule of its own."""
@@ -74,10 +62,6 @@ class Ptx:
         """Compute products by the kernel for sm_90a, with some tile, if it can."""
         self.functions.ptx_set_sm90(c_bool(sm90))
 
-    def set_capability(self, capability: int) -> None:
-        """Set the compute capability of the device, 90 for 9.0; 0 for none."""
-        self.functions.ptx_set_capability(capability)
-
     def refuse_tensor_maps(self, refuse: bool) -> None:
         """Make the driver refuse each tensor map."""
         self.functions.ptx_refuse_tensor_maps(c_bool(refuse))
@@ -94,10 +78,6 @@ class Ptx:
         """Return how often an op has been called, by its name in amp_ext/backend.h."""
         return self.functions.ptx_calls(op.encode())
 
-    def check_plans(self, seed: int, sm90: bool) -> str:
-        """Return the broken invariants of plans of random products; empty if all hold."""
-        return self.functions.ptx_check_plans(seed, sm90).decode()
-
     def counters(self) -> Counters:
         result = Counters()
         self.functions.ptx_counters(ctypes.byref(result))
@@ -113,5 +93,4 @@ class Ptx:
 @cache
 def ptx() -> Ptx:
     """Return the library, built and loaded when it is first used."""
-    path = os.environ.get("AMP_EXT_PTX_LIBRARY")
-    return Ptx(Path(path) if path else build.kernels(ARCHITECTURE))
+    return Ptx(build.kernels(ARCHITECTURE))

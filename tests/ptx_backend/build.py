@@ -57,19 +57,12 @@ def _setup(expression: str) -> list:
 def units(architecture: str) -> list[Unit]:
     """Return the kernels and the flags of setup.py."""
     name = re.sub(r"(\d)(a?)$", r".\1\2", architecture)
-    left_out = ("-gencode", "-Xptxas", "-lineinfo")
-    return [
-        Unit(
-            ROOT / source,
-            [
-                flag.replace("-Icsrc", f"-I{CSRC}")
-                for flag in flags
-                if not flag.startswith(left_out)
-            ],
-        )
-        for source, _, flags in _setup(f"[(str(u[0]), *u[1:]) for u in s.cuda_units(['{name}'])]")
-        if source.endswith(".cu")
-    ]
+    found = []
+    for source, _, flags in _setup(f"[(str(u[0]), *u[1:]) for u in s.cuda_units(['{name}'])]"):
+        if source.endswith(".cu"):
+            kept = [f for f in flags if not f.startswith(("-gencode", "-Xptxas", "-lineinfo"))]
+            found.append(Unit(ROOT / source, [f.replace("-Icsrc", f"-I{CSRC}") for f in kept]))
+    return found
 
 
 @functools.cache
@@ -98,8 +91,7 @@ def compile(unit: Unit, architecture: str, into: Path) -> Path:
 def compile_all(sources: Sequence[Unit], architecture: str, folder: Path) -> list[Path]:
     """Return the objects of the kernels; a folder has these, and their PTX, and no others."""
     with cudasim.alone(folder), ThreadPoolExecutor(cudasim.jobs()) as pool:
-        longest_first = sorted(sources, key=lambda unit: "bf16" not in unit.source.name)
-        longest_first.sort(key=lambda unit: "f16" not in unit.source.name)
+        longest_first = sorted(sources, key=lambda unit: "f16" not in unit.source.name)
         made = list(pool.map(lambda unit: compile(unit, architecture, folder), longest_first))
         for old in set(folder.glob("*.o")) - set(made):
             old.unlink()
@@ -114,15 +106,8 @@ def link(
     folder: Path,
     sources: Sequence[Path] = (),
 ) -> Path:
-    """Return a library of objects and of the CUDA runtime over the executor.
-
-    Args:
-        name: the library's.
-        objects: of compile_all().
-        architecture: as there.
-        folder: where the kernels' PTX is, and the library will be.
-        sources: of the host, compiled beside the runtime.
-    """
+    """Return a library, in the folder of the kernels' PTX, of objects, the CUDA runtime over the
+    executor, and other sources of the host."""
     host = BUILD / "host" / architecture
     includes = (CSRC / "include", CSRC / "kernels", HERE, HERE.parent / "cudasim/ptx", RUNTIME)
     capability = re.sub(r"\D", "", architecture)
@@ -153,7 +138,7 @@ def kernels(architecture: str) -> Path:
     return link("ops", objects, architecture, folder, BACKEND)
 
 
-BACKEND = (HERE / "backend.cpp", HERE / "plans.cpp")
+BACKEND = (HERE / "backend.cpp",)
 
 
 def ptx(architecture: str) -> Path:
@@ -164,12 +149,9 @@ def ptx(architecture: str) -> Path:
 
 
 def edited(architecture: str, folder: Path, edits: Mapping[str, tuple[str, str]]) -> Path:
-    """Return the library of edited PTX, to break kernels or to undo a compiler's change.
+    """Return the library of edited PTX, in an empty folder, to break kernels.
 
-    Args:
-        architecture: as of kernels().
-        folder: an empty folder for PTX and library.
-        edits: for files of PTX, by name, a regular expression and its replacement.
+    Edits are a regular expression and its replacement, by the names of files of PTX.
     """
     for path in ptx(architecture).glob("*_*.*"):
         if path.suffix in (".o", ".key", ".ptx"):

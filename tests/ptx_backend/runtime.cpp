@@ -8,9 +8,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "kernels.h"
 #include "memory/fresh.h"
@@ -33,34 +33,15 @@ using cudasim::Range;
 
 constexpr int kDriverVersion = 13000;
 
-std::vector<Range>& ranges() {
-  static auto& all = *new std::vector<Range>;
-  return all;
-}
-bool are_sorted = true;
+// The beginnings of ranges by their ends.
+std::map<uint64_t, uint64_t> ranges;
 
 uint64_t number(const void* address) { return reinterpret_cast<uintptr_t>(address); }
 
-// Sorts the ranges, and joins overlapping ones.
-void sort_ranges() {
-  std::vector<Range>& all = ranges();
-  std::ranges::sort(all, {}, &Range::begin);
-  size_t count = 0;
-  for (const Range& range : all) {
-    if (count > 0 && range.begin < all[count - 1].end)
-      all[count - 1].end = std::max(all[count - 1].end, range.end);
-    else
-      all[count++] = range;
-  }
-  all.resize(count);
-  are_sorted = true;
-}
-
 Range find_range(uint64_t address) {
-  if (!are_sorted) sort_ranges();
-  const auto behind = std::ranges::upper_bound(ranges(), address, {}, &Range::begin);
-  if (behind == ranges().begin() || address >= behind[-1].end) return {};
-  return behind[-1];
+  const auto found = ranges.upper_bound(address);
+  if (found == ranges.end() || address < found->second) return {};
+  return {found->second, found->first};
 }
 
 std::unordered_map<const void*, std::string>& symbols() {
@@ -102,14 +83,26 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
   return report.empty() ? cudaSuccess : fail(cudaErrorLaunchFailure, report);
 }
 
+template <class... Args>
+CUresult encode_or_refuse(Args... args) {
+  if (refuse_tensor_maps) return CUDA_ERROR_INVALID_VALUE;
+  void* const encode = fake_cuda_kernels()->encode_tensor_map;
+  return reinterpret_cast<CUresult (*)(Args...)>(encode)(args...);
+}
+
 }  // namespace
 
-void forget_memory() { ranges().clear(); }
+void forget_memory() { ranges.clear(); }
 
-void allow_memory(const void* begin, int64_t bytes) {
-  if (!begin || bytes <= 0) return;
-  ranges().push_back({number(begin), number(begin) + static_cast<uint64_t>(bytes)});
-  are_sorted = false;
+void allow_memory(const void* data, int64_t bytes) {
+  if (!data || bytes <= 0) return;
+  uint64_t begin = number(data), end = begin + static_cast<uint64_t>(bytes);
+  auto other = ranges.upper_bound(begin);
+  while (other != ranges.end() && other->second < end) {  // they overlap
+    begin = std::min(begin, other->second), end = std::max(end, other->first);
+    other = ranges.erase(other);
+  }
+  ranges[end] = begin;
 }
 
 void* fresh_memory(void* begin, int64_t bytes) {
@@ -205,22 +198,11 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status)
   return cudaSuccess;
 }
 
-static CUresult encode_or_refuse(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-                                 void* base, const cuuint64_t* sizes, const cuuint64_t* strides,
-                                 const cuuint32_t* box, const cuuint32_t* steps,
-                                 CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                                 CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-  if (refuse_tensor_maps) return CUDA_ERROR_INVALID_VALUE;
-  const auto encode =
-      reinterpret_cast<decltype(&encode_or_refuse)>(fake_cuda_kernels()->encode_tensor_map);
-  return encode(map, type, rank, base, sizes, strides, box, steps, interleave, swizzle, promotion,
-                fill);
-}
-
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* status) {
-  *function = reinterpret_cast<void*>(&encode_or_refuse);
+  const decltype(&cuTensorMapEncodeTiled) encode = encode_or_refuse;
+  *function = reinterpret_cast<void*>(encode);
   *status = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

@@ -102,13 +102,16 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
     """Assert equal bits; NaNs need not have the same payload."""
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     actual, expected = actual.detach().cpu(), expected.detach().cpu()
-    differs = (bits(actual) != bits(expected)) & ~(actual.isnan() & expected.isnan())
-    if differs.any():
-        first = tuple(differs.nonzero()[0].tolist())
-        raise AssertionError(
-            f"{int(differs.sum())} of {differs.numel()} elements differ, the first at {first}: "
-            f"{actual[first].item()!r} instead of {expected[first].item()!r}"
-        )
+    same = (bits(actual) == bits(expected)) | (actual.isnan() & expected.isnan())
+    _assert_all(same, actual, expected)
+
+
+def _assert_all(good: Tensor, actual: Tensor, expected: Tensor) -> None:
+    if not good.all():
+        first = tuple((~good).nonzero()[0].tolist())
+        values = f"{actual[first]} instead of {expected[first]}"
+        count = f"{int((~good).sum())} of {good.numel()}"
+        raise AssertionError(f"{count} elements are wrong, the first at {first}: {values}")
 
 
 def integers(
@@ -187,14 +190,7 @@ def assert_sum_near(
     info = torch.finfo(dtype)
     beyond = info.max if dtype == torch.float64 else 2 * info.max / (2 - info.eps)  # a power of two
     off = (actual.clamp(-beyond, beyond) - exact.clamp(-beyond, beyond)).abs()
-    wrong = ~(same | (exact.isfinite() & (off <= allowed)))
-    if wrong.any():
-        first = tuple(wrong.nonzero()[0].tolist())
-        raise AssertionError(
-            f"{int(wrong.sum())} of {wrong.numel()} elements are off, the first at {first}: "
-            f"{actual[first].item()!r} instead of {exact[first].item()!r} "
-            f"+- {allowed[first].item()!r}"
-        )
+    _assert_all(same | (exact.isfinite() & (off <= allowed)), actual, exact)
 
 
 def assert_equal(actual: Tensor, exact: Tensor) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pytest
@@ -21,7 +21,7 @@ import reference
 from amp_ext import _C
 from amp_ext._triton import is_interpreted, triton_version
 from ptx_backend import build
-from ptx_backend.backend import ARCHITECTURE, ptx
+from ptx_backend.backend import ptx
 
 T = TypeVar("T")
 
@@ -58,7 +58,6 @@ class Executor:
             library = ptx()
             library.seed(torch.initial_seed())
             library.set_sm90(self.sm90)
-            library.set_capability(0)
             library.force_tile()
             _C.use_backend("cpu", "ptx")
             _C.set_gemm_mode("kernel")
@@ -102,25 +101,9 @@ def _missing_triton() -> str:
     return ""
 
 
-def _missing_ptx(sm90: bool) -> str:
-    if not sm90 or ARCHITECTURE == "90a":
-        return build.missing()
-    return f"AMP_EXT_PTX is {ARCHITECTURE}, not 90a"
-
-
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-PTX, PTX_SM90 = (
-    Executor(
-        "ptx_sm90" if sm90 else "ptx",
-        CPU,
-        amp_ext.ops,
-        _missing_ptx(sm90),
-        cuda_kernels=True,
-        backend="ptx",
-        sm90=sm90,
-    )
-    for sm90 in (False, True)
-)
+PTX = Executor("ptx", CPU, amp_ext.ops, build.missing(), cuda_kernels=True, backend="ptx")
+PTX_SM90 = replace(PTX, name="ptx_sm90", sm90=True)
 REFERENCE = Executor("reference", CPU, reference)
 EXECUTORS = (
     REFERENCE,

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import subprocess
-from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_int64
+from ctypes import POINTER, c_bool, c_char_p, c_double, c_int, c_int64, c_uint64
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared")
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    headers = [*FOLDERS[0].rglob("*.h"), *(FOLDERS[1] / "gemm/plan").glob("*.h")]
+    headers = [*FOLDERS[0].rglob("*.h"), *(FOLDERS[1] / "gemm").rglob("*.*h")]
     sources = (SOURCE, SOURCE.with_name("plan_text.h"), *sorted(headers))
     text = b"\0".join(path.read_bytes() for path in sources)
     path = ROOT / "build/planner" / f"{hashlib.sha256(text).hexdigest()[:16]}.so"
@@ -40,6 +40,8 @@ def _library() -> ctypes.CDLL:
     sizes, flags, cycles = [c_int64] * 3, [c_bool] * 3, POINTER(c_double)
     library.gemm_plan.argtypes = [*sizes, *flags, c_int, c_bool, c_int, c_int64, cycles]
     library.gemm_plan.restype = c_char_p
+    library.gemm_broken_plan.argtypes = [c_uint64, c_bool]
+    library.gemm_broken_plan.restype = c_char_p
     return library
 
 
@@ -49,6 +51,11 @@ def gemm_tiles(sm90: bool) -> list[str]:
     while text := _library().gemm_tile(sm90, len(tiles)):
         tiles.append(text.decode())
     return tiles
+
+
+def broken_plan(seed: int, sm90: bool) -> str:
+    """Return the broken invariant of a plan of random products; empty if all hold."""
+    return _library().gemm_broken_plan(seed, sm90).decode()
 
 
 class Plan(NamedTuple):

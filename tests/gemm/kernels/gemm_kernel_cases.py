@@ -34,9 +34,7 @@ class Tile(NamedTuple):
 
     Attributes:
         number: its index among the tiles of its kernel.
-        stages: of sm_80; the stages of sm_90a depend on the result.
-        aligned: it needs operands with lines that begin at multiples of 16 bytes.
-        cooperative: of sm_90a; both consumers compute it.
+        stages: of the ring; of sm_90a the most, as they depend on the result.
         majors: the layout for tests in which the layout matters little.
     """
 
@@ -46,48 +44,40 @@ class Tile(NamedTuple):
     m: int
     n: int
     k: int
-    warps: int
     stages: int
-    aligned: bool
-    cooperative: bool
     majors: str
+
+    @property
+    def aligned(self) -> bool:
+        """Whether it needs operands with lines that begin at multiples of 16 bytes."""
+        return "single elements" not in self.text
 
     def of(self, m: int, n: int) -> tuple[int, int]:
         """Return the size of m by n tiles, the last ones of a few rows and columns."""
         return (m - 1) * self.m + 5, (n - 1) * self.n + (8 if self.sm90 else 9)
 
 
-def _tile(number: int, text: str) -> Tile:
-    sm90 = text.startswith("sm90")
-    m, n, k = map(int, re.findall(r"tile (\d+)x(\d+)x(\d+)", text)[0])
-    counts = [int(c) for c in re.findall(r"(\d+) (?:warps|stages)", text)] or [8, 0]
-    sm90_majors = ("nn", "tn", "nt", "tt", "nn", "nt")
-    majors = sm90_majors[number] if sm90 else ("nn", "tt")[number % 2]
-    kind = ("single elements" not in text, "cooperative" in text)
-    return Tile(text, sm90, number, m, n, k, *counts, *kind, majors)
+def _tiles(sm90: bool) -> list[Tile]:
+    found = []
+    for number, text in enumerate(gemm_tiles(sm90)):
+        sizes = map(int, re.findall(r"tile (\d+)x(\d+)x(\d+)", text)[0])
+        stages = 8 if sm90 else int(re.findall(r"(\d+) stages", text)[0])
+        majors = ("nn", "tn", "nt", "tt", "nn", "nt")[number] if sm90 else ("nn", "tt")[number % 2]
+        found.append(Tile(text, sm90, number, *sizes, stages, majors))
+    return found
 
 
 def _name(tile: Tile) -> str:
-    if tile.sm90:
-        return f"sm90-{tile.m}x{tile.n}"
-    return f"{tile.m}x{tile.n}x{tile.k}{'' if tile.aligned else '-unaligned'}"
+    kind = "sm90-" if tile.sm90 else "" if tile.aligned else "unaligned-"
+    return f"{kind}{tile.m}x{tile.n}x{tile.k}"
 
 
-SM80_TILES, SM90_TILES = (
-    [_tile(i, text) for i, text in enumerate(gemm_tiles(sm90))] for sm90 in (False, True)
-)
+SM80_TILES, SM90_TILES = _tiles(False), _tiles(True)
 TILES = SM80_TILES + SM90_TILES
 every_tile = pytest.mark.parametrize("tile", TILES, ids=_name)
 every_sm80_tile = pytest.mark.parametrize("tile", SM80_TILES, ids=_name)
 every_sm90_tile = pytest.mark.parametrize("tile", SM90_TILES, ids=_name)
-every_tile_and_majors = pytest.mark.parametrize(
-    ("tile", "majors"),
-    [
-        pytest.param(tile, majors, id=f"{_name(tile)}-{majors}")
-        for tile in TILES
-        for majors in MAJORS
-    ],
-)
+every_majors = pytest.mark.parametrize("majors", MAJORS)
 every_type = pytest.mark.parametrize("dtype", OUT_TYPES, ids=["fp32", "fp16", "bf16"])
 
 
@@ -216,12 +206,6 @@ def exact(p: Product) -> Tensor:
     """Return the oracle's result in float64; to be called before it is added to `into`."""
     doubles = {name: x.double() for name, x in p._asdict().items() if isinstance(x, Tensor)}
     return compute(p._replace(**doubles, out_dtype=torch.float64), reference)
-
-
-def magnitude(p: Product) -> Tensor:
-    """Return the sum of the terms' magnitudes in float64."""
-    terms = {n: abs(x) for n, x in p._asdict().items() if isinstance(x, (Tensor, float))}
-    return exact(p._replace(**terms))
 
 
 def check(p: Product, tile: Tile | None = None, **how: Any) -> None:

@@ -1,4 +1,4 @@
-"""Test the GEMM kernels as compiled PTX, every instance: shapes, layouts, batches, splits."""
+"""Test the GEMM kernels as compiled PTX, every instance: shapes, schedules, splits, epilogues."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
 
-from cases import assert_same, assert_sum_near, integers, normal
+from amp_ext import ops
+from cases import assert_same, integers, normal
 from gemm_kernel_cases import (
     BF16,
     CPU,
@@ -16,14 +18,15 @@ from gemm_kernel_cases import (
     MAJORS,
     OUT_TYPES,
     SM80_TILES,
+    TYPES,
     Product,
     Tile,
     check,
+    every_majors,
     every_sm80_tile,
+    every_sm90_tile,
     every_tile,
-    every_tile_and_majors,
-    exact,
-    magnitude,
+    every_type,
     placed,
     planned,
     product,
@@ -45,12 +48,13 @@ SHAPES = [
 ]
 
 
-@every_tile_and_majors
+@every_tile
+@every_majors
 def test_tails(tile: Tile, majors: str) -> None:
     """Every tail is right, with few steps along k or with two rounds of the ring."""
     number = tile.number * len(MAJORS) + list(MAJORS).index(majors)
     for i, (m, n, k) in enumerate(SHAPES[number :: len(SM80_TILES) * len(MAJORS)]):
-        k += i % 2 * 2 * (tile.stages or 8) * tile.k
+        k += i % 2 * 2 * tile.stages * tile.k
         splits = 1 + i % 3
         total = placed(integers((1, m, n), FP32, CPU))
         check(product(majors, m, n, k, aligned=tile.aligned, into=total), tile, splits=splits)
@@ -59,7 +63,8 @@ def test_tails(tile: Tile, majors: str) -> None:
         check(gemm, tile, splits=splits)
 
 
-@every_tile_and_majors
+@every_tile
+@every_majors
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
 def test_every_instance(tile: Tile, dtype: torch.dtype, majors: str) -> None:
     """Every instance computes tiles at every edge, with partial last steps along k."""
@@ -78,16 +83,6 @@ def test_every_schedule(tile: Tile, seed: int) -> None:
     check(gemm, tile, splits=1 + seed // 2 % 2, schedule=Schedule(seed))
 
 
-def test_groups() -> None:
-    """Rows of tiles are computed together, with fewer in the last group."""
-    groups = set()
-    for multiprocessors in range(1, 6):
-        gemm = product("nn", 5 * 16 - 3, 2 * 128 + 1, 9)
-        check(gemm, SM80_TILES[5], schedule=Schedule(1, multiprocessors))
-        groups.add(planned(r"groups of (\d+) rows"))
-    assert any(5 % group for group in groups), groups
-
-
 # ---- layouts, batches, sums of products ---------------------------------------------------------
 
 
@@ -100,33 +95,19 @@ def test_batches_and_sums(tile: Tile, batch: int, sum_batch: bool) -> None:
         check(gemm, tile, splits=splits)
 
 
-def with_odd_strides(gemm: Product) -> Product:
-    """Return the product with meaningless strides for dimensions of size 1."""
-    odd = {}
-    for name in ("a", "b"):
-        t = getattr(gemm, name)
-        sizes = zip(t.shape[1:], t.stride()[1:], strict=True)
-        odd[name] = t.as_strided(t.shape, (7, *(3 if size == 1 else by for size, by in sizes)))
-    return gemm._replace(**odd)
-
-
 @pytest.mark.parametrize("sm90", [False, True])
 def test_strides_of_single_elements_mean_nothing(ptx: Ptx, sm90: bool) -> None:
+    def odd(t: Tensor) -> Tensor:
+        sizes = zip(t.shape[1:], t.stride()[1:], strict=True)
+        return t.as_strided(t.shape, (7, *(3 if size == 1 else by for size, by in sizes)))
+
     for sizes in itertools.product((1, 40), repeat=3):
-        check(with_odd_strides(product("nn", *sizes)), sm90=sm90)
+        gemm = product("nn", *sizes)
+        check(gemm._replace(a=odd(gemm.a), b=odd(gemm.b)), sm90=sm90)
         assert ("16-byte" in ptx.plan()) != ptx.plan().startswith("sm90")
 
 
-# ---- rounding, determinism, economy ------------------------------------------------------------
-
-
-@every_tile
-@pytest.mark.parametrize(("k", "splits"), [(1, 1), (40, 5), (700, 1), (700, 5)])
-def test_error_is_that_of_a_sum_in_fp32(tile: Tile, k: int, splits: int) -> None:
-    for out_dtype in OUT_TYPES:
-        gemm = product_for(tile, 33, 24, k, out_dtype, make=normal, alpha=1 / 3)
-        out = run(gemm, tile, splits=splits)
-        assert_sum_near(out, exact(gemm), magnitude(gemm), k)
+# ---- determinism, economy ----------------------------------------------------------------------
 
 
 @every_tile
@@ -150,3 +131,140 @@ def test_memory_is_moved_16_bytes_at_a_time(ptx: Ptx, dtype: torch.dtype) -> Non
         assert (counted.launches, counted.blocks) == (1, 2)
         assert counted.bytes_copied == 2 * (128 + 128) * k * 2
         assert counted.bytes_stored == m * n * out_dtype.itemsize
+
+
+# ---- epilogues ---------------------------------------------------------------------------------
+
+SIDES = ("plain", "c", "in-place")
+
+
+def values(gemm: Product, dtype: torch.dtype, aligned: bool = True) -> Tensor:
+    return placed(integers(gemm.shape, dtype, CPU), aligned=aligned)
+
+
+def with_side(gemm: Product, side: str, tile: Tile, bias_dtype: torch.dtype) -> Product:
+    """Return the product with all possible addends beside a second matrix of this kind."""
+    other_dtype = gemm.out_dtype if tile.sm90 else bias_dtype
+    gemm = gemm._replace(alpha=0.5)
+    if side == "in-place":
+        return gemm._replace(into=values(gemm, FP32, tile.aligned))
+    bias = integers((gemm.shape[-1],), bias_dtype, CPU)
+    gemm = gemm._replace(bias=bias)
+    return gemm if side == "plain" else gemm._replace(c=values(gemm, other_dtype), beta=-2.0)
+
+
+@every_tile
+@every_type
+@pytest.mark.parametrize("side", SIDES)
+def test_all_at_once(tile: Tile, dtype: torch.dtype, side: str) -> None:
+    """All epilogues work at once on several tiles, by one block or several, whole or in shares."""
+    number = SIDES.index(side) + OUT_TYPES.index(dtype)
+    for splits in (1, 2):
+        sizes = *tile.of(2, 2), 2 * tile.k - 5
+        gemm = product_for(tile, *sizes, dtype, batch=1 + number % 2)
+        gemm = with_side(gemm, side, tile, OUT_TYPES[(number + splits) % 3])
+        schedule = Schedule(number + splits, (2, 5)[number % 2])
+        check(gemm, tile, splits=splits, schedule=schedule)
+
+
+@every_sm90_tile
+@every_type
+@pytest.mark.parametrize("side", SIDES)
+def test_boxes(tile: Tile, dtype: torch.dtype, side: str) -> None:
+    """Boxes of many parts of tiles, at edges and inside, pass through the boxes of one block."""
+    for seed, sizes in enumerate(((tile.m, tile.n), tile.of(3, 2), tile.of(2, 3))):
+        gemm = with_side(product_for(tile, *sizes, tile.k, dtype, batch=2), side, tile, FP32)
+        check(gemm, tile, schedule=Schedule(seed, 1))
+
+
+@every_sm90_tile
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_the_memory_system_accumulates(ptx: Ptx, tile: Tile, alpha: float) -> None:
+    """The memory system accumulates: the kernel does not read the matrix it adds to."""
+    for splits in (1, 3):
+        gemm = product_for(tile, *tile.of(2, 2), 3 * tile.k, batch=2, alpha=alpha)
+        plain = ptx.cost(check, gemm, tile, splits=splits)
+        assert "added to out" not in ptx.plan()
+        added = ptx.cost(check, gemm._replace(into=values(gemm, FP32)), tile, splits=splits)
+        assert "added to out" in ptx.plan()
+        assert added.bytes_copied == plain.bytes_copied
+
+
+# ---- the pipeline of sm_90a ----------------------------------------------------------------------
+
+SEEDS = range(6)  # asynchronous copies are early, late and at random by turns
+BOX_ROWS = 64  # as in amp_ext::Sm90Tile
+
+
+@every_sm90_tile
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_schedule_of_sm90(tile: Tile, seed: int) -> None:
+    """Each block passes through the ring several times on its way through its tiles."""
+    for blocks, sizes in ((1, tile.of(2, 3)), (2, tile.of(4, 1))):
+        gemm = product_for(tile, *sizes, (7 + seed) * tile.k - 7, OUT_TYPES[seed % 3])
+        check(gemm, tile, schedule=Schedule(seed, blocks))
+        assert planned(r"(\d+) blocks") == blocks
+
+
+@every_sm90_tile
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tile_for_each_way_through_the_ring(tile: Tile, seed: int) -> None:
+    """A tile's first step takes the stage of an earlier tile's, of the waiting consumer."""
+    for steps in range(2, 9):
+        gemm = product_for(tile, *tile.of(3, 1), steps * tile.k)
+        check(gemm, tile, schedule=Schedule(seed, 1))
+
+
+@every_sm90_tile
+@pytest.mark.parametrize("splits", [2, 3, 5])
+def test_shares_of_unequal_numbers_of_steps(ptx: Ptx, tile: Tile, splits: int) -> None:
+    """Each block has one share or several, whose numbers of steps differ."""
+    for blocks in (2, 3, 5):
+        gemm = product_for(tile, *tile.of(2, 2), 7 * tile.k - 3)
+        check(gemm, tile, splits=splits, schedule=Schedule(blocks + splits, blocks))
+        assert f" {splits} splits" in ptx.plan()
+
+
+def test_a_refused_tensor_map_is_not_the_end(ptx: Ptx) -> None:
+    """After a refused tensor map torch's library computes the product, and a warning says so."""
+    a, b = torch.ones(128, 64, dtype=FP16), torch.ones(64, 256, dtype=FP16)
+    ptx.set_sm90(True)
+    ptx.refuse_tensor_maps(True)
+    torch.set_warn_always(True)
+    try:
+        with pytest.warns(UserWarning, match="the driver refused a tensor map"):
+            result = ops.gemm(a, b)
+    finally:
+        torch.set_warn_always(False)
+        ptx.refuse_tensor_maps(False)
+        ptx.set_sm90(False)
+    assert (result == 64).all()
+
+
+def boxes_of(extent: int, tile_extent: int, box: int) -> int:
+    """Return how many boxes cover the part of a matrix's extent that tiles cover."""
+    whole, rest = divmod(extent, tile_extent)
+    return whole * (tile_extent // box) + -(-rest // box)
+
+
+@every_sm90_tile
+def test_memory_is_moved_as_planned(ptx: Ptx, tile: Tile) -> None:
+    """Each block fetches its own boxes, stores boxes with elements, and stores its shares' sums.
+
+    Plain results have boxes with rows of 128 bytes.
+    """
+    m, n = tile.of(2, 2)
+    steps, dtype = 3, TYPES[tile.majors]
+    step_bytes = (tile.m + tile.n) * tile.k * 2
+    for splits, c in itertools.product((1, 2), (None, placed(torch.ones(1, m, n, dtype=dtype)))):
+        gemm = product_for(tile, m, n, steps * tile.k, dtype, c=c)
+        counted = ptx.cost(check, gemm, tile, splits=splits)
+        assert (counted.launches, counted.blocks) == (1, planned(r"(\d+) blocks"))
+        tiles = planned(r"(\d+)x\d+ tiles") * planned(r"\d+x(\d+) tiles")
+        columns = 64 if c is None else 32
+        boxes = boxes_of(m, tile.m, BOX_ROWS) * boxes_of(n, tile.n, columns)
+        box_bytes = BOX_ROWS * columns * 2
+        moved = tiles * steps * step_bytes + (1 + (c is not None)) * boxes * box_bytes
+        assert counted.bytes_copied == moved
+        shares = splits * (splits > 1) * -(-m // tile.m) * -(-n // tile.n)
+        assert counted.bytes_stored == shares * tile.m * tile.n * 4

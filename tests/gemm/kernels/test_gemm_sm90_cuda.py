@@ -12,17 +12,15 @@ import reference
 from amp_ext import _C, ops
 from cases import assert_equal, integers
 
-TILES = range(_C.gemm_tile_count(sm90=True))
 CUTS = ((8200, 4104, 200, 1), (264, 520, 2056, 4), (520, 776, 2056, 3))
 RUNS = 200
 FP16, FP32 = torch.float16, torch.float32
-
-
 DEVICE = torch.device("cuda")
-cuda = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="torch sees no Hopper GPU",
-)
+is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [
+    pytest.mark.skipif(not is_hopper, reason="torch sees no Hopper GPU"),
+    pytest.mark.parametrize("tile", range(_C.gemm_tile_count(sm90=True))),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +29,6 @@ def planner_again() -> Iterator[None]:
     _C.force_gemm_tile(None)
 
 
-@cuda
-@pytest.mark.parametrize("tile", TILES)
 def test_every_tile_cuda(tile: int) -> None:
     """Products of integers are exact: several tiles a block, tails, splits, every layout."""
     for dtype, out_dtype in ((FP16, FP32), (torch.bfloat16, torch.bfloat16)):
@@ -45,8 +41,6 @@ def test_every_tile_cuda(tile: int) -> None:
                 assert_equal(ops.gemm(a, b, **options), reference.gemm(a, b, **options))
 
 
-@cuda
-@pytest.mark.parametrize("tile", TILES)
 def test_accumulation_cuda(tile: int) -> None:
     """The memory system adds the product to its result."""
     _C.force_gemm_tile(tile)
@@ -59,9 +53,7 @@ def test_accumulation_cuda(tile: int) -> None:
         assert_equal(c, expected.double())
 
 
-@cuda
 @pytest.mark.parametrize("splits", [1, 2, 4])
-@pytest.mark.parametrize("tile", TILES)
 def test_runs_are_the_same_cuda(tile: int, splits: int) -> None:
     _C.force_gemm_tile(tile, splits)
     a = torch.randn(1288, 4104, device=DEVICE, dtype=FP16)
