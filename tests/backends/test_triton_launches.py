@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 import amp_ext
-from amp_ext import _triton, ops
+from amp_ext import _triton, ops, verify
 from fake_cuda import recorder
 
 pytestmark = [
@@ -82,6 +83,21 @@ def calls() -> list[Callable[[], object]]:
         lambda: ops.gemm(a, a, c=a),
         lambda: ops.gemm(a.bfloat16(), a.bfloat16()),
     ]
+
+
+def test_triton_kernels_run_in_place_of_wrong_cuda_kernels(
+    calls: list[Callable[[], object]], launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each op on lists has its kernel of Triton, or an error if that is wrong too."""
+    amp_ext.set_backend(None)
+    monkeypatch.setenv("AMP_EXT_VERIFY", "1")
+    for right in ("triton", ""):
+        monkeypatch.setattr(verify, "may_run", lambda backend, *_, right=right: backend == right)
+        with ThreadPoolExecutor(1) as thread:  # a new thread knows of no verification
+            errors = [thread.submit(call).exception() for call in calls[:6]]
+        assert len(launched) == 6
+        assert [error is None for error in errors] == [right == "triton"] * 6
+    assert all("no kernels of this op have passed" in str(error) for error in errors)
 
 
 def test_later_launches_get_what_the_first_one_got_cuda(
