@@ -74,9 +74,7 @@ def test_steps(in_both: Any, kind: str, clip: Any, device: str) -> None:
 def test_cases_of_verification(in_both: Any) -> None:
     def arguments() -> Any:
         families = ("update_scale", "grad_norm", "adam", "sgd", "gemm_f16")
-        return [
-            [case.arguments for case in itertools.islice(verify.cases(family, "cuda", torch.device("cpu")), 12)]
-            for family in families
-        ]
+        cases = [verify.cases(family, "cuda", torch.device("cpu")) for family in families]
+        return [[case.arguments for case in itertools.islice(some, 12)] for some in cases]
 
     in_both(arguments)
