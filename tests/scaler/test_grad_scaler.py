@@ -181,7 +181,7 @@ def test_parameters_that_nobody_else_holds() -> None:
 
 
 def csr_leaf() -> Tensor:
-    param = torch.zeros(2, 2, requires_grad=True)
+    param = torch.eye(2).to_sparse_csr().requires_grad_()
     param.grad = torch.eye(2).to_sparse_csr()
     return param
 
