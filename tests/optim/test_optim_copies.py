@@ -124,7 +124,7 @@ def test_nothing_is_made_anew(shared: bool) -> None:
 
 
 def test_right_copies_alone_are_used(weight: Tensor, optimizer: SGD) -> None:
-    """Neither a copy that someone has written is used, nor one that the state no longer has."""
+    """A region casts anew if other code has written the copy, or has removed it from the state."""
     optimizer.state[weight]["autocast_copy"].zero_()
     assert casts(weight) == 1
     step(optimizer)
