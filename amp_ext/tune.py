@@ -16,6 +16,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from amp_ext import _cache
 from amp_ext._library import _C
@@ -119,21 +121,17 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     if not seconds > 0:
         raise ValueError(f"amp_ext.tune: seconds must be positive, got {seconds}")
     _refuse_several_processes()
-    if not _C.start_noting():
+    if any(isinstance(mode, _Noting) for mode in _get_current_dispatch_mode_stack()):
         raise RuntimeError("amp_ext.tune: this is within another amp_ext.tune() region")
     results: list[Tuned] = []
-    try:
+    with _Noting() as noting:
         yield results
-    finally:
-        noted = _C.stop_noting()
     _refuse_several_processes()
     start = time.perf_counter()
-    triton = not why_not_triton() and not is_interpreted()
-    choices = [(product, product.candidates(triton)) for product in noted]
-    choices = [(product, candidates) for product, candidates in choices if len(candidates) > 1]
-    choices.sort(key=lambda choice: -choice[0].calls * math.prod(_sizes(choice[0])))
-    _measure_all(choices, start + seconds, results)
-    print(_summary(results, len(choices), time.perf_counter() - start))
+    products = list(noting.products.values())
+    products.sort(key=lambda product: -product.calls * math.prod(product.sizes))
+    _measure_all(products, start + seconds, results)
+    print(_summary(results, len(products), time.perf_counter() - start))
 
 
 def _refuse_several_processes() -> None:
@@ -145,28 +143,25 @@ def _refuse_several_processes() -> None:
         )
 
 
-def _measure_all(
-    choices: list[tuple[_C.NotedProduct, list[Candidate]]], deadline: float, results: list[Tuned]
-) -> None:
+def _measure_all(products: list[_Product], deadline: float, results: list[Tuned]) -> None:
     """Append to the results while there is time, and update the tables."""
-    times: list[dict[Candidate, float]] = [{} for _ in choices]
-    steps = PASSES * len(choices)
+    times: list[dict[Candidate, float]] = [{} for _ in products]
+    steps = PASSES * len(products)
     try:
         for step in range(steps):
-            product, candidates = choices[step % len(choices)]
-            known = times[step % len(choices)]
+            product, known = products[step % len(products)], times[step % len(products)]
             remaining = deadline - time.perf_counter()
             if remaining <= 0:
                 break
             seconds = min(PASS_SECONDS, remaining / (steps - step))
-            for candidate, shortest in _measure(product, candidates, seconds).items():
+            for candidate, shortest in _measure(product, seconds).items():
                 known[candidate] = min(shortest, known.get(candidate, math.inf))
     finally:
         entries: dict[str, list[Sequence[Any]]] = {}
-        for (product, candidates), measured in zip(choices, times, strict=True):
+        for product, measured in zip(products, times, strict=True):
             if not measured:
                 continue
-            default, best = candidates[0], min(measured, key=measured.__getitem__)
+            default, best = next(iter(measured)), min(measured, key=measured.__getitem__)
             if measured[default] < MIN_GAIN * measured[best]:
                 best = default
             before, after = measured[default], measured[best]
@@ -195,94 +190,180 @@ def _summary(results: Sequence[Tuned], products: int, seconds: float) -> str:
     return "\n".join(lines)
 
 
+# ---- the products of a region ------------------------------------------------------------------
+
+_OPS = {
+    torch.ops.amp_ext.gemm.default: ("a", "b"),
+    torch.ops.amp_ext.gemm_accumulate_.default: ("c", "a", "b"),
+}
+"""The ops of products, and the names of their positional arguments."""
+
+
+class _Like(NamedTuple):
+    """Describe a tensor without its data; `shift` elements lie before it in aligned memory."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    shift: int
+
+    def random(self, generator: torch.Generator) -> Tensor:
+        ends = zip(self.shape, self.stride, strict=True)
+        size = self.shift + 1 + sum((count - 1) * stride for count, stride in ends)
+        memory = torch.empty(size, dtype=self.dtype, device=generator.device)
+        return memory.normal_(generator=generator).as_strided(self.shape, self.stride, self.shift)
+
+
+class _Product:
+    """Describe a product of a region, without its operands' data."""
+
+    def __init__(self, device: str, key: Sequence[int], arguments: dict[str, Any]) -> None:
+        self.device, self.key, self.calls = device, key, 0
+        self.sizes = key[2:]  # batch, summed products, m, n and k
+        self.arguments = {
+            name: _Like(x.shape, x.stride(), x.dtype, x.data_ptr() % 16 // x.element_size())
+            if isinstance(x, Tensor)
+            else x
+            for name, x in arguments.items()
+        }
+
+    def __str__(self) -> str:
+        batch, terms, m, n, k = self.sizes
+        count = f"{batch * terms} x " if batch * terms > 1 else ""
+        dtype = str(self.arguments["a"].dtype).removeprefix("torch.")
+        options = [name for name in self.arguments if name not in ("a", "b")]
+        return ", ".join([f"{count}[{m}, {k}] @ [{k}, {n}]", dtype, *options])
+
+
+class _Noting(TorchDispatchMode):
+    """Note the distinct products of plain tensors, in backward passes too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: dict[tuple[str, tuple[int, ...]], _Product] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if names := _OPS.get(func):
+            options = {**kwargs, "accumulates": True} if "c" in names else kwargs
+            self._note(dict(zip(names, args, strict=True)) | options)
+        return func(*args, **kwargs)
+
+    def _note(self, arguments: dict[str, Any]) -> None:
+        tensors = [x for x in arguments.values() if isinstance(x, Tensor)]
+        if any(type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta for x in tensors):
+            return
+        device, key = str(tensors[0].device), tuple(_C.Product(**arguments).key)
+        if 0 not in key[2:]:
+            product = _Product(device, key, arguments)
+            self.products.setdefault((device, key), product).calls += 1
+
+
 # ---- one product -------------------------------------------------------------------------------
 
 
-def _measure(
-    product: _C.NotedProduct, candidates: list[Candidate], seconds: float
-) -> dict[Candidate, float]:
-    """Return the seconds of a call by each candidate, if there are several."""
+class _Trial:
+    """Compute a product on random operands. The user's random numbers stay as they are."""
+
+    def __init__(self, product: _Product) -> None:
+        generator = torch.Generator(product.device).manual_seed(0)
+        arguments = {
+            name: x.random(generator) if isinstance(x, _Like) else x
+            for name, x in product.arguments.items()
+        }
+        self._target = arguments["c"] if "accumulates" in arguments else None
+        self._product = _C.Product(**arguments)
+        self._is_cuda = generator.device.type == "cuda"
+
+    def candidates(self) -> list[Candidate]:
+        return self._product.candidates(not why_not_triton() and not is_interpreted())
+
+    def result(self, candidate: Candidate) -> Tensor:
+        """Return the result of one call, in memory of its own."""
+        if self._target is None:
+            return self._product.compute(*candidate)
+        self._target.zero_()
+        return self._product.compute(*candidate).clone()
+
+    def seconds(self, candidate: Candidate, calls: int) -> float:
+        """Return the time of so many calls."""
+        self._synchronize()
+        start = time.perf_counter()
+        self._product.compute(*candidate, calls)
+        self._synchronize()
+        return time.perf_counter() - start
+
+    def _synchronize(self) -> None:
+        if self._is_cuda:
+            torch.cuda.synchronize()
+
+
+def _measure(product: _Product, seconds: float) -> dict[Candidate, float]:
+    """Return the seconds of a call by each candidate, the default first, if there are several."""
     deadline = time.perf_counter() + seconds
     device = torch.device(product.device)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         try:
-            trial = _C.Trial(product)
-            right = _right_candidates(product, trial, candidates, deadline)
+            trial = _Trial(product)
+            right = _right_candidates(product, trial, deadline)
             return _interleaved(trial, right, device.type, deadline) if len(right) > 1 else {}
         except RuntimeError as error:  # most likely out of memory
             warn(f"amp_ext.tune: {product}: not measured: {error}")
             return {}
 
 
-def _right_candidates(
-    product: _C.NotedProduct, trial: _C.Trial, candidates: list[Candidate], deadline: float
-) -> list[Candidate]:
+def _right_candidates(product: _Product, trial: _Trial, deadline: float) -> list[Candidate]:
     """Return the candidates with the first one's result, while there is time."""
-    default, *others = candidates
-    expected = trial.result(*default)
-    right = [default]
+    default, *others = trial.candidates()
+    expected = trial.result(default)
+    right, results = [default], [expected]  # kept: no memory holds another candidate's result
     for candidate in others:
         if time.perf_counter() > deadline:
             break
         try:
-            is_right = _is_near(product, trial.result(*candidate), expected)
+            results.append(trial.result(candidate))
         except Exception as error:  # of any type, as when a Triton kernel does not compile
             # The same text for all products, so that it is shown once.
             problem = str(error).partition("\n")[0]
             warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}")
             continue
-        if is_right:
+        if _is_near(product, results[-1], expected):
             right.append(candidate)
         else:
             warn(f"amp_ext.tune: left out: {candidate}: a wrong result of {product}")
     return right
 
 
-def _is_near(product: _C.NotedProduct, result: torch.Tensor, expected: torch.Tensor) -> bool:
+def _is_near(product: _Product, result: torch.Tensor, expected: torch.Tensor) -> bool:
     """Return whether two results are equal except for rounding, for operands N(0, 1).
 
     Partial sums of `terms` products are of size sqrt(terms) at most, and each is rounded to FP32.
     The sum, c or bias, and an intermediate sum may be rounded to the result's dtype a few times.
     """
     eps = torch.finfo(expected.dtype).eps
-    _, summed, _, _, k = _sizes(product)
+    _, summed, _, _, k = product.sizes
     terms = summed * k
     error = terms * 2.0**-22 + 4 * eps * (2 + math.sqrt(terms))
-    atol = product.factor * error
+    atol = max(1.0, *(abs(product.arguments.get(name, 1.0)) for name in ("alpha", "beta"))) * error
     return torch.allclose(result.float(), expected.float(), rtol=4 * eps, atol=atol)
 
 
 def _interleaved(
-    trial: _C.Trial, candidates: Sequence[Candidate], device_type: str, deadline: float
+    trial: _Trial, candidates: Sequence[Candidate], device_type: str, deadline: float
 ) -> dict[Candidate, float]:
     """Return the seconds of a call by each candidate, 20th percentile.
 
     The candidates are timed in turn, and in reverse.
     """
-    sample = _device_seconds if device_type == "cuda" else _C.Trial.run
-    shortest = min(sample(trial, *candidate, 1) for candidate in candidates)
+    shortest = min(trial.seconds(candidate, 1) for candidate in candidates)
     calls = max(1, math.ceil(SAMPLE_SECONDS[device_type] / shortest))
     samples: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
     for count in itertools.count(1):
         for candidate in candidates if count % 2 == 0 else reversed(candidates):
-            samples[candidate].append(sample(trial, *candidate, calls) / calls)
+            samples[candidate].append(trial.seconds(candidate, calls) / calls)
         if count >= MIN_ROUNDS and time.perf_counter() > deadline:
             break
     return {candidate: sorted(times)[len(times) // 5] for candidate, times in samples.items()}
-
-
-def _sizes(product: _C.NotedProduct) -> Sequence[int]:
-    """Return batch, summed products, m, n and k."""
-    return product.key[2:]
-
-
-def _device_seconds(trial: _C.Trial, backend: str, variant: int, calls: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    trial.run(backend, variant, calls)
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
 
 
 # ---- the command -------------------------------------------------------------------------------

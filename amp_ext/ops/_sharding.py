@@ -87,8 +87,8 @@ def _register(tensor: ModuleType) -> None:
 
     def refuse(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise NotImplementedError(
-            f"{func._schema.name}: expected plain tensors, got a DTensor: amp_ext.ops.gemm and "
-            "amp_ext.ops.linear take DTensors"
+            f"{func._schema.name}: expected plain tensors, got a DTensor: amp_ext.ops.gemm "
+            "takes DTensors"
         )
 
     torch.library.register_torch_dispatch("amp_ext::gemm", DTensor, multiply)

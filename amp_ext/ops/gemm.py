@@ -16,7 +16,7 @@ from amp_ext._library import _C
 from amp_ext.ops._numbers import BF16, FP16, FP32, INF, NAN, counted, integers
 from amp_ext.ops._op import Case, cases, op
 
-__all__ = ["gemm", "gemm_accumulate_", "linear"]
+__all__ = ["gemm", "gemm_accumulate_"]
 
 
 @op()
@@ -117,35 +117,6 @@ def gemm_accumulate_(
 @cases(gemm_accumulate_)
 def _gemm_accumulate_cases() -> Iterator[Case]:
     yield Case("the example", {"c": counted(2, 3, 5), **_example_operands(), "alpha": 2.0})
-
-
-@op()
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x @ weight.T + bias``, with the weight as ``torch.nn.Linear`` stores it.
-
-    Under autocast, torch's or :class:`amp_ext.autocast`, operands are cast as in
-    ``torch.nn.functional.linear``. The gradient of a float32 weight stays float32. The gradient of
-    a 16-bit leaf is float32 too if its ``grad_dtype`` is ``torch.float32`` or None, though not when
-    compiled.
-
-    Args:
-        x: [*, k], also [k]; float16, bfloat16, float32 or float64, any strides.
-        weight: [n, k], likewise.
-        bias: [n], of any of these dtypes.
-
-    Returns:
-        A new tensor of shape [*, n] and dtype ``torch.promote_types(x.dtype, weight.dtype)``.
-
-    Raises:
-        RuntimeError, NotImplementedError: as :func:`gemm`.
-    """
-    return gemm.reference(x, weight, trans_b=True, bias=bias)
-
-
-@cases(linear)
-def _linear_cases() -> Iterator[Case]:
-    layer = {"weight": counted(5, 4).half(), "bias": counted(5)}
-    yield Case("the example", {"x": counted(2, 3, 4), **layer})
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------

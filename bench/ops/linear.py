@@ -74,7 +74,7 @@ def build(layer: Layer, dtype: torch.dtype, backward: bool, setup: Setup) -> Tri
         return run_pass(module, parameters, x, grad if backward else None)
 
     def ours(x: Tensor) -> Tensor:
-        return ops.linear(x, theirs.weight, theirs.bias)
+        return ops.gemm(x, theirs.weight, trans_b=True, bias=theirs.bias)
 
     lines = providers.lines(ours, theirs, setup.device, products=True)
 
@@ -131,8 +131,8 @@ def cases(setup: Setup) -> list[Case]:
 
 OP = Op(
     name="linear",
-    notes="amp_ext.ops.linear and torch's linear with parameters of the dtype named. fwd+bwd: a "
-    "forward pass and the gradients of input, weight and bias. GFLOP/s counts the products.",
+    notes="amp_ext.ops.gemm with a bias and torch's linear with parameters of the dtype named. fwd+bwd: "
+    "a forward pass and the gradients of input, weight and bias. GFLOP/s counts the products.",
     rate="GFLOP/s",
     host=False,
     limit=gemm.limit,

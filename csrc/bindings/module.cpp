@@ -13,7 +13,6 @@ namespace amp_ext {
 void bind_gemm(pybind11::module_& m);
 void bind_optim(pybind11::module_& m);
 void bind_scaler(pybind11::module_& m);
-void bind_tune(pybind11::module_& m);
 
 }  // namespace amp_ext
 
@@ -51,7 +50,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_installed", &amp_ext::is_installed);
 
   amp_ext::bind_gemm(m);
-  amp_ext::bind_tune(m);
   amp_ext::bind_optim(m);
   amp_ext::bind_scaler(m);
 }

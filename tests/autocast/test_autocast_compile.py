@@ -20,7 +20,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 import amp_ext
-import amp_ext.nn
 from autocast_cases import CONTRACTIONS, Seen
 from cases import assert_all_same, assert_same
 
@@ -36,11 +35,11 @@ def fresh_compiler() -> Iterator[None]:
 
 
 class Net(nn.Module):
-    """A network of every routed op, and of amp_ext's own layer."""
+    """A network of every routed op."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(4, 8), amp_ext.nn.Linear(8, 4, bias=False)
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4, bias=False)
         self.pointwise = nn.Conv2d(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:

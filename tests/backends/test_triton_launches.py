@@ -78,8 +78,8 @@ def calls() -> list[Callable[[], object]]:
         lambda: ops.gemm(a, a),
         lambda: ops.gemm(odd, a),
         lambda: ops.gemm(a, a, alpha=2.0),
-        lambda: ops.linear(a, a, bias),
-        lambda: ops.linear(a, a, wide),
+        lambda: ops.gemm(a, a, bias=bias),
+        lambda: ops.gemm(a, a, bias=wide),
         lambda: ops.gemm(a, a, c=a),
         lambda: ops.gemm(a.bfloat16(), a.bfloat16()),
     ]
@@ -155,11 +155,11 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_products_of_other_tensors_cuda(known: list[dict[str, Any]]) -> None:
     """Later products have their own tensors; a bias with holes is copied."""
-    ops.linear(on_gpu(64, 64), on_gpu(64, 64), on_gpu(64))
-    x, weight, bias = on_gpu(64, 64), on_gpu(64, 64), on_gpu(128)
-    given = {"a": x, "b": weight, "bias": bias, "out": ops.linear(x, weight, bias[:64])}
+    ops.gemm(on_gpu(64, 64), on_gpu(64, 64), bias=on_gpu(64))
+    a, b, bias = on_gpu(64, 64), on_gpu(64, 64), on_gpu(128)
+    given = {"a": a, "b": b, "bias": bias, "out": ops.gemm(a, b, bias=bias[:64])}
     assert all(known[-1][name] == tensor.data_ptr() for name, tensor in given.items())
-    ops.linear(x, weight, bias[::2])
+    ops.gemm(a, b, bias=bias[::2])
     assert known[-1]["bias"] not in (0, bias.data_ptr())
 
 

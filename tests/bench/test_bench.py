@@ -165,10 +165,10 @@ def wrong_op(name: str, change: Callable = nudge) -> Callable:
     return wrong
 
 
-def linear_with_a_wrong_gradient(x, weight, *rest, **options):
+def product_with_a_wrong_gradient(x, weight, **options):
     weight = weight.view_as(weight)
     weight.register_hook(lambda grad: spoil(grad.clone()))
-    return OPS["linear"](x, weight, *rest, **options)
+    return OPS["gemm"](x, weight, **options)
 
 
 def no_kernel(*arguments, **options):
@@ -184,7 +184,7 @@ FAULTS = [  # an op, a case that shows the fault, the function of amp_ext.ops, i
     ("cast", "2 x 10", "cast_", wrong_op("cast_")),
     ("gemm", "p16 64^3", "gemm", wrong_op("gemm", spoil)),
     ("gemm", "fp16 8B at 1/64 up acc", "gemm_accumulate_", wrong_op("gemm_accumulate_", spoil)),
-    ("linear", "fp16 1B at 1/32, fwd+bwd", "linear", linear_with_a_wrong_gradient),
+    ("linear", "fp16 1B at 1/32, fwd+bwd", "gemm", product_with_a_wrong_gradient),
 ]
 
 

@@ -80,18 +80,16 @@ def test_ways_that_a_table_chooses(
     layouts = ["transposed" if transposed else "inner-block" for transposed in trans]
     a = OPERANDS[layouts[0]](integers((m, k), dtype, CPU))
     b = OPERANDS[layouts[1]](integers((k, n), dtype, CPU))
-    assert _C.start_noting()
-    ops.gemm(a, b)
-    (noted,) = _C.stop_noting()
+    wanted = _C.Product(a, b)
     served = torch.backends.mkl.is_available() if variant == DIRECT else _C.multiplies(BF16)
-    assert (("cpu", variant) in noted.candidates(triton=False)) == served
+    assert (("cpu", variant) in wanted.candidates(triton=False)) == served
     if not served:
         pytest.skip("needs MKL in torch" if variant == DIRECT else "needs BF16 instructions")
     before = _C.gemm_mode()
     try:
         _C.set_gemm_mode("auto")
-        _C.set_measured("cpu", [(noted.key, "cpu", variant, "a test says so")])
-        assert _C.gemm_choice(a, b) == ("cpu", "a test says so")
+        _C.set_measured("cpu", [(wanted.key, "cpu", variant, "a test says so")])
+        assert _C.Product(a, b).choice == ("cpu", "a test says so")
         for count in (1, 3, 7):
             with threads(count):
                 assert torch.equal(ops.gemm(a, b), product(a, b).to(dtype)), count

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, distributed, nn
 
 import amp_ext
-import amp_ext.nn
 from autocast_cases import Seen
 from ranks import Cases, mesh_of_all, needs_gloo, run
 
@@ -40,18 +39,15 @@ def permutation() -> Tensor:
 
 
 class Block(nn.Module):
-    """A block of layers of this package and of torch, in turn."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.own = amp_ext.nn.Linear(8, 8)
-        self.torchs = nn.Linear(8, 8)
-        self.mlp = nn.Sequential(amp_ext.nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.mlp = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
         for param in self.parameters():
             param.data.copy_(signs() if param.dim() == 1 else permutation() + permutation())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.mlp(self.torchs(self.own(x)))
+        return self.mlp(self.second(self.first(x)))
 
 
 def network() -> nn.Module:

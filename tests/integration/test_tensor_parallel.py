@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, distributed, nn
 
 import amp_ext
-import amp_ext.nn
 from amp_ext import ops
 from autocast_cases import Seen
 from ranks import Cases, mesh_of_all, needs_gloo, run
@@ -81,7 +80,6 @@ def gemm(mesh: Any) -> None:
     assert_same(mesh, with_c, [integers(3, 4), integers(4, 4), *addends], Replicate(), Shard(0))
     summed = partial(ops.gemm, trans_a=True, sum_batch=True)
     assert_same(mesh, summed, [integers(2, 4, 3), integers(2, 4, 5)])
-    assert_same(mesh, ops.linear, [integers(2, 3, 4), integers(6, 4), integers(6)], Shard(0))
 
 
 def in_region(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -139,7 +137,7 @@ def arguments(mesh: Any) -> None:
         ops.gemm_accumulate_(torch.zeros(2, 2), a, a, trans_b=True)
     weight = distribute_tensor(integers(3, 7), mesh, [Shard(1)])
     with torch.inference_mode():
-        assert torch.equal(whole(ops.linear(a, weight)), whole(a) @ whole(weight).mT)
+        assert torch.equal(whole(ops.gemm(a, weight, trans_b=True)), whole(a) @ whole(weight).mT)
 
 
 # ---- layers --------------------------------------------------------------------------------------
@@ -148,8 +146,8 @@ def arguments(mesh: Any) -> None:
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = amp_ext.nn.Linear(8, 6), nn.Linear(6, 8)
-        self.mlp = nn.Sequential(amp_ext.nn.Linear(8, 6), nn.ReLU(), amp_ext.nn.Linear(6, 4))
+        self.first, self.second = nn.Linear(8, 6), nn.Linear(6, 8)
+        self.mlp = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
         for param in self.parameters():
             param.data.copy_(integers(*param.shape))
 

@@ -338,24 +338,6 @@ struct Routes {
   }
 #undef AMP_EXT_TORCHS
 
-  // Calls our linear with its tensors cast, in every region of torch's autocast. A view of a copy
-  // would pass on a gradient of the copy's type: a vector x becomes a matrix before.
-  static at::Tensor our_linear(const at::Tensor& x, const at::Tensor& weight,
-                               const OptionalTensor& bias) {
-    const NoAutocast guard;
-    const auto cast = [](const at::Tensor& tensor) {
-      const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
-      return is_accepted(tensor, kDevice) ? lowered(tensor, type)
-                                          : at::autocast::cached_cast(type, tensor, kDevice);
-    };
-    OptionalTensor addends = bias;
-    if (bias && is_accepted(*bias, kDevice)) addends = addend(*bias);
-    const bool is_vector = x.dim() == 1;
-    const at::Tensor result =
-        amp_ext::linear(cast(is_vector ? x.unsqueeze(0) : x), cast(weight), addends);
-    return is_vector ? result.squeeze(0) : result;
-  }
-
   static std::unique_ptr<torch::Library> override_torchs(c10::DispatchKey key) {
     auto library =
         std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
@@ -404,13 +386,6 @@ TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
   m.def("_override_autocast() -> ()", tags);
   m.impl("_override_autocast",
          torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(override_torchs)));
-}
-
-TORCH_LIBRARY_IMPL(amp_ext, AutocastCPU, m) {
-  m.impl("linear", TORCH_FN(Routes<c10::DeviceType::CPU>::our_linear));
-}
-TORCH_LIBRARY_IMPL(amp_ext, AutocastCUDA, m) {
-  m.impl("linear", TORCH_FN(Routes<c10::DeviceType::CUDA>::our_linear));
 }
 
 }  // namespace amp_ext

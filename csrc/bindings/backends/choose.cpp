@@ -144,7 +144,6 @@ const Backend* choose_gemm(c10::Device device, GemmArgs& args, std::string* reas
   }
   const GemmMode mode = amp_ext::mode;
   if (device.is_cpu() || device.is_cuda()) {
-    if (!reason) note(device, args);
     std::optional<Measured> found;
     if (mode == GemmMode::automatic) found = find_measured(device, args);
     if (found && !(found->backend && obstacle_of(*found->backend, device, args))) {

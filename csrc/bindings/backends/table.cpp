@@ -1,10 +1,8 @@
-// Keeps the table of measured products, and notes products for a measurement.
 #include "backends/table.h"
 
 #include <ATen/Parallel.h>
 #include <pybind11/pybind11.h>
 
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -17,13 +15,10 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-std::atomic<bool> noting = false;
-
-// The tables that have been read, by device, and the products that have been noted.
+// The tables that have been read, by device.
 struct Tables {
   std::mutex mutex;
   std::map<int, std::map<GemmKey, Measured>> measured;
-  std::map<std::pair<int, GemmKey>, NotedProduct> noted;
 };
 
 Tables& tables() {
@@ -32,10 +27,6 @@ Tables& tables() {
 }
 
 int index_of(c10::Device device) { return device.is_cpu() ? -1 : device.index(); }
-
-bool is_empty(const GemmArgs& g) {
-  return g.batch == 0 || g.terms == 0 || g.m == 0 || g.n == 0 || g.k == 0;
-}
 
 }  // namespace
 
@@ -65,7 +56,7 @@ GemmKey key_of(c10::Device device, const GemmArgs& g) {
 }
 
 std::optional<Measured> find_measured(c10::Device device, const GemmArgs& args) {
-  auto& [mutex, measured, noted] = tables();
+  auto& [mutex, measured] = tables();
   std::unique_lock<std::mutex> lock(mutex);
   if (!measured.contains(index_of(device))) {
     lock.unlock();  // Python calls set_measured, and may wait for threads that come here
@@ -87,29 +78,9 @@ void set_measured(const std::string& device_name, const std::vector<Entry>& entr
   for (const auto& [key, name, variant, reason] : entries)
     if (const auto backend = gemm_backend(device.type(), name))
       table.insert_or_assign(key, Measured{*backend, variant, reason});
-  auto& [mutex, measured, noted] = tables();
+  auto& [mutex, measured] = tables();
   const std::lock_guard<std::mutex> lock(mutex);
   measured[index_of(device)] = std::move(table);
-}
-
-bool start_noting() { return !noting.exchange(true); }
-
-std::vector<NotedProduct> stop_noting() {
-  noting = false;
-  auto& [mutex, measured, noted] = tables();
-  const std::lock_guard<std::mutex> lock(mutex);
-  std::vector<NotedProduct> products;
-  for (auto& [key, product] : noted) products.push_back(product);
-  noted.clear();
-  return products;
-}
-
-void note(c10::Device device, const GemmArgs& args) {
-  if (!noting || is_empty(args)) return;
-  const std::pair key(index_of(device), key_of(device, args));
-  auto& [mutex, measured, noted] = tables();
-  const std::lock_guard<std::mutex> lock(mutex);
-  ++noted.try_emplace(key, NotedProduct{device, args, 0}).first->second.calls;
 }
 
 }  // namespace amp_ext

@@ -35,20 +35,4 @@ using Entry = std::tuple<GemmKey, std::string, int64_t, std::string>;
 // of backends that are not here are left out.
 void set_measured(const std::string& device_name, const std::vector<Entry>& entries);
 
-// ---- the products of a region ------------------------------------------------------------------
-
-struct NotedProduct {
-  c10::Device device;
-  GemmArgs args;  // its pointers show presence and alignment; none is followed
-  int64_t calls;
-};
-
-// Note distinct products of all threads, from start_noting to stop_noting. stop_noting returns
-// them. start_noting returns false if products are being noted already.
-bool start_noting();
-std::vector<NotedProduct> stop_noting();
-
-// Notes a product between start_noting and stop_noting.
-void note(c10::Device device, const GemmArgs& args);
-
 }  // namespace amp_ext

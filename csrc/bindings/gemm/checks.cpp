@@ -23,14 +23,15 @@ void check_factor(const char* op, const char* name, double factor, at::ScalarTyp
               " in magnitude, since the product is summed in float32, got ", factor);
 }
 
-}  // namespace
-
+// Checks one argument of `op`.
 void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
   check_device(op, name, tensor, device);
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, op, ": ", name,
                               " must be a strided tensor, got layout ", tensor.layout());
   check_dtype(op, name, tensor.scalar_type());
 }
+
+}  // namespace
 
 c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
                              const GemmOptions& options) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/DimVector.h>
 
 #include <optional>
@@ -29,18 +28,8 @@ struct GemmOptions {
   std::optional<at::ScalarType> out_dtype = std::nullopt;
 };
 
-// Returns an op by its name.
-template <class Signature>
-c10::TypedOperatorHandle<Signature> typed_op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 // Calls the op through the dispatcher.
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options);
-
-// Computes x @ weight.T + bias by gemm.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
-                  const std::optional<at::Tensor>& bias);
 
 // A function of options in the signature of gemm.
 template <auto kFunction>
@@ -67,9 +56,6 @@ inline at::ScalarType sums_dtype_of(const at::Tensor& a, const at::Tensor& b) {
   return wide(c10::promoteTypes(a.scalar_type(), b.scalar_type()));
 }
 
-// Checks one argument of `op`.
-void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
-
 // Check every argument except memory, and return the shape of the result.
 c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
                              const GemmOptions& options);
@@ -84,9 +70,5 @@ struct GemmTensors {
 // Computes a product by torch's own library. The result has two dimensions, or three with a batch.
 // If the product is added to out, it is in the memory of c. No pointer in `args` is followed.
 at::Tensor library_gemm(const GemmArgs& args, const GemmTensors& tensors);
-
-// Returns the name of the backend that computes gemm(a, b, ...), and why. Nothing is computed.
-std::pair<std::string, std::string> gemm_choice(const at::Tensor& a, const at::Tensor& b,
-                                                const GemmOptions& options);
 
 }  // namespace amp_ext

@@ -1,26 +1,77 @@
-// Binds the choice of a product's backend, and the forcing of a tile.
-#include "checks/python.h"
-
+// Binds products for measurements, the table of measured ones, and the forcing of a tile.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backends/backends.h"
-#include "gemm/gemm.h"
+#include "backends/table.h"
+#include "gemm/product.h"
 
 namespace py = pybind11;
 
 namespace amp_ext {
 namespace {
 
-void force(std::optional<int> tile, int64_t splits, bool sm90) {
-  if (!tile) return force_gemm_tile(std::nullopt);
-  force_gemm_tile({{.sm90 = sm90, .tile = *tile, .splits = splits}});
+using OptionalTensor = std::optional<at::Tensor>;
+
+std::unique_ptr<Product> product_of(const at::Tensor& a, const at::Tensor& b, bool trans_a,
+                                    bool trans_b, bool sum_batch, const OptionalTensor& c,
+                                    double alpha, double beta, const OptionalTensor& bias,
+                                    std::optional<at::ScalarType> out_dtype, bool accumulates) {
+  HANDLE_TH_ERRORS
+  const GemmOptions options{trans_a, trans_b, sum_batch, accumulates ? std::nullopt : c,
+                            alpha,   beta,    bias,      out_dtype};
+  const auto sizes = check_gemm(kGemm, a, b, options);
+  return std::make_unique<Product>(kGemm, a, b, options, sizes, accumulates ? &*c : nullptr);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+std::pair<std::string, std::string> choice_of(Product& product) {
+  HANDLE_TH_ERRORS
+  std::string reason;
+  const Backend* const backend = product.choose(&reason);
+  return {name_of(backend), reason};
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+// Returns (backend, variant) of all candidates, the choice without measurements first.
+std::vector<std::pair<std::string, int64_t>> candidates_of(Product& product, bool triton) {
+  std::vector<std::pair<std::string, int64_t>> all;
+  for (const Backend* const backend : gemm_candidates(product.device(), product.args(), triton)) {
+    if (!backend) {
+      all.emplace_back(name_of(backend), 0);
+      continue;
+    }
+    run(kGemm, *backend, product.device(), [&](Services& services) {
+      for (const int64_t variant : backend->gemm_variants(product.args(), services))
+        all.emplace_back(backend->name(), variant);
+      return Status::ok;
+    });
+  }
+  return all;
+}
+
+// Computes the product so many times by a backend, and returns the last result.
+at::Tensor compute_by(Product& product, const std::string& name, int64_t variant, int64_t times) {
+  HANDLE_TH_ERRORS
+  const auto backend = gemm_backend(product.device().type(), name);
+  TORCH_CHECK_VALUE(backend, kGemm, ": no backend ", name, " computes products on ",
+                    product.device());
+  const py::gil_scoped_release released;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  product.set_variant(variant);
+  at::Tensor out;
+  for (int64_t i = 0; i < times; ++i) out = product.compute(*backend, /*strict=*/true);
+  return out;
+  END_HANDLE_TH_ERRORS_PYBIND
 }
 
 bool has_products(const std::string& backend, const std::string& device_name) {
@@ -34,30 +85,33 @@ bool has_products(const std::string& backend, const std::string& device_name) {
   return found && !found->why_not(product, capability_of(device));
 }
 
-// Returns (backend, reason) of gemm(a, b, ...).
-std::pair<std::string, std::string> choice_of(py::handle a, py::handle b, py::handle c,
-                                              py::handle bias, bool trans_a, bool trans_b,
-                                              bool sum_batch) {
-  HANDLE_TH_ERRORS
-  GemmOptions options;
-  options.trans_a = trans_a;
-  options.trans_b = trans_b;
-  options.sum_batch = sum_batch;
-  if (!c.is_none()) options.c = tensor_of("c", c);
-  if (!bias.is_none()) options.bias = tensor_of("bias", bias);
-  return gemm_choice(tensor_of("a", a), tensor_of("b", b), options);
-  END_HANDLE_TH_ERRORS_PYBIND
+void force(std::optional<int> tile, int64_t splits, bool sm90) {
+  if (!tile) return force_gemm_tile(std::nullopt);
+  force_gemm_tile({{.sm90 = sm90, .tile = *tile, .splits = splits}});
 }
 
 }  // namespace
 
 void bind_gemm(py::module_& m) {
-  m.def("gemm_choice", &choice_of, py::arg("a"), py::arg("b"), py::arg("c") = py::none(),
-        py::arg("bias") = py::none(), py::arg("trans_a") = false, py::arg("trans_b") = false,
-        py::arg("sum_batch") = false,
-        "Which backend computes gemm(a, b, ...), and why. Computes no product, but may have the "
-        "backend's kernels verified first.");
-  m.def("has_products", &has_products, py::arg("backend"), py::arg("device"),
+  using namespace py::literals;
+  py::class_<Product>(m, "Product",
+                      "A product: the arguments of ops.gemm, or with `accumulates` "
+                      "of ops.gemm_accumulate_.")
+      .def(py::init(&product_of), "a"_a, "b"_a, "trans_a"_a = false, "trans_b"_a = false,
+           "sum_batch"_a = false, "c"_a = py::none(), "alpha"_a = 1.0, "beta"_a = 1.0,
+           "bias"_a = py::none(), "out_dtype"_a = py::none(), "accumulates"_a = false)
+      .def_property_readonly("key", [](const Product& p) { return key_of(p.device(), p.args()); })
+      .def_property_readonly("choice", &choice_of,
+                             "The backend that would compute it, and why. Computes nothing, but "
+                             "may have the backend's kernels verified first.")
+      .def("candidates", &candidates_of, "triton"_a, py::call_guard<py::gil_scoped_release>(),
+           "(backend, variant) of all ways to compute it, the one where nothing is measured first.")
+      .def("compute", &compute_by, "backend"_a, "variant"_a, "times"_a = 1,
+           "Computes it so many times, and returns the last result.");
+  m.attr("GEMM_KEY_SIZE") = std::tuple_size_v<GemmKey>;
+  m.def("set_measured", &set_measured, "device"_a, "entries"_a,
+        "Replaces what is known of the products of a device: (key, backend, variant, reason).");
+  m.def("has_products", &has_products, "backend"_a, "device"_a,
         "Whether a backend computes FP16 products on a device.");
   m.def(
       "gemm_tile_count",
@@ -67,9 +121,9 @@ void bind_gemm(py::module_& m) {
         while (kernels && kernels->variant_of({.sm90 = sm90, .tile = count})) ++count;
         return count;
       },
-      py::kw_only(), py::arg("sm90"),
+      py::kw_only(), "sm90"_a,
       "How many tiles the CUDA gemm has for sm_90a, or else for sm_80; 0 without CUDA kernels.");
-  m.def("force_gemm_tile", &force, py::arg("tile"), py::arg("splits") = 1, py::arg("sm90") = true,
+  m.def("force_gemm_tile", &force, "tile"_a, "splits"_a = 1, "sm90"_a = true,
         "Products of this thread that the CUDA kernels compute, for a test or by "
         "AMP_EXT_GEMM=kernel, and that this tile of gemm_sm90_kernel, or of gemm_kernel, can "
         "compute are computed by it, whatever the planner thinks, until force_gemm_tile(None).");
