@@ -122,7 +122,7 @@ def product_choices(device: str) -> list[tuple[str, Backend]]:
         sizes: dict[Backend, list[str]] = {}
         for size in (16, 1024):
             a = torch.empty(size, size, dtype=dtype, device=device)
-            sizes.setdefault(Backend(*_C.Product(a, a).choice), []).append(str(size))
+            sizes.setdefault(Backend(*_C.Product(a, a).choose()), []).append(str(size))
         name = str(dtype).removeprefix("torch.")
         choices += [(f"{name}, {' and '.join(s)}", choice) for choice, s in sizes.items()]
     return choices

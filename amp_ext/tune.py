@@ -220,7 +220,7 @@ class _Product:
     def __init__(self, device: str, key: Sequence[int], arguments: dict[str, Any]) -> None:
         self.device, self.key, self.calls = device, key, 0
         self.sizes = key[2:]  # batch, summed products, m, n and k
-        self.arguments = {
+        self.arguments: dict[str, Any] = {
             name: _Like(x.shape, x.stride(), x.dtype, x.data_ptr() % 16 // x.element_size())
             if isinstance(x, Tensor)
             else x

@@ -131,8 +131,8 @@ def cases(setup: Setup) -> list[Case]:
 
 OP = Op(
     name="linear",
-    notes="amp_ext.ops.gemm with a bias and torch's linear with parameters of the dtype named. fwd+bwd: "
-    "a forward pass and the gradients of input, weight and bias. GFLOP/s counts the products.",
+    notes="amp_ext.ops.gemm with a bias and torch's linear, with parameters of the dtype named. "
+    "fwd+bwd: a forward pass and the gradients of input, weight and bias. GFLOP/s counts products.",
     rate="GFLOP/s",
     host=False,
     limit=gemm.limit,

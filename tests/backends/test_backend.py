@@ -184,7 +184,7 @@ def test_triton_refuses_products_that_32_bits_cannot_count(
     _C.set_gemm_mode("kernel")
     one = torch.ones(1, dtype=torch.float16)
     for (m, k, n), is_triton in ((too_large, False), (fits, True)):
-        backend, _ = _C.Product(one.expand(m, k), one.expand(k, n)).choice
+        backend, _ = _C.Product(one.expand(m, k), one.expand(k, n)).choose()
         assert (backend == "triton") is is_triton
 
 

@@ -15,7 +15,7 @@ FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.flo
 
 
 def of(a: torch.dtype, b: torch.dtype, m: int = 4, k: int = 8, n: int = 4) -> str:
-    return _C.Product(torch.zeros(m, k, dtype=a), torch.zeros(k, n, dtype=b)).choice[0]
+    return _C.Product(torch.zeros(m, k, dtype=a), torch.zeros(k, n, dtype=b)).choose()[0]
 
 
 def test_products_of_a_cpu() -> None:
@@ -56,11 +56,11 @@ def test_kernels_have_to_be_asked_for(ptx: Ptx) -> None:
 @pytest.mark.ptx
 def test_what_the_kernels_cannot_compute_is_anothers() -> None:
     half, double = (torch.zeros(4, 4, dtype=dtype) for dtype in (FP16, FP64))
-    assert _C.Product(half, half).choice == ("ptx", "AMP_EXT_GEMM is kernel")
-    assert _C.Product(double, double).choice == ("library", "FP64 operands")
+    assert _C.Product(half, half).choose() == ("ptx", "AMP_EXT_GEMM is kernel")
+    assert _C.Product(double, double).choose() == ("library", "FP64 operands")
     assert of(BF16, BF16) == "ptx"
     assert of(FP16, BF16) == of(FP32, FP32) == "cpu"
-    assert _C.Product(*[torch.zeros(9, 9, 9, dtype=FP16)[:, :, 0]] * 2).choice[0] == "cpu"
+    assert _C.Product(*[torch.zeros(9, 9, 9, dtype=FP16)[:, :, 0]] * 2).choose()[0] == "cpu"
 
 
 @pytest.mark.skipif(not is_running(), reason="the capability of tests/fake_cuda can be chosen")
@@ -81,7 +81,7 @@ def test_products_by_compute_capability_cuda(capability: str, aligned: str, othe
 import torch, amp_ext
 
 a = torch.zeros(16, 17, device="cuda").half()
-print(*(amp_ext._C.Product(b, b).choice[0] for b in (a[:, :16].contiguous(), a[:, :16])))
+print(*(amp_ext._C.Product(b, b).choose()[0] for b in (a[:, :16].contiguous(), a[:, :16])))
 grad, one = torch.full((9,), 4.0, device="cuda"), torch.ones((), device="cuda")
 amp_ext.ops.unscale_([grad], one * 0, one / 4)
 print(amp_ext._C.choose("amp_ext", "cuda"), grad.sum().item())
@@ -94,8 +94,8 @@ print(amp_ext._C.choose("amp_ext", "cuda"), grad.sum().item())
 def test_batches_and_sums_of_them_are_different_products() -> None:
     """Batches and sums of batches are different products: kernels count steps in 32 bits."""
     a, b = (torch.zeros(*size, dtype=FP16).expand(2**30, *size) for size in ((2, 64), (64, 2)))
-    assert _C.Product(a, b).choice[0] == "ptx"
-    assert _C.Product(a, b, sum_batch=True).choice[0] == "cpu"
+    assert _C.Product(a, b).choose()[0] == "ptx"
+    assert _C.Product(a, b, sum_batch=True).choose()[0] == "cpu"
 
 
 @pytest.mark.parametrize("dtype", [FP16, FP64])
@@ -104,7 +104,7 @@ def test_nothing_is_copied_before_the_choice(dtype: torch.dtype) -> None:
     heads = torch.zeros(2, 3, 4, 8, dtype=dtype).transpose(1, 2)
     keys = heads.mT
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        _C.Product(heads, keys).choice
+        _C.Product(heads, keys).choose()
     assert [event.name for event in profiler.events()] == []
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         ops.gemm(heads, keys)

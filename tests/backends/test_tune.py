@@ -74,14 +74,14 @@ def test_a_table_that_lies_is_corrected() -> None:
     a, b = small_products()
     products = noted(ops.gemm, a, b), noted(ops.gemm, a[0], b[0])
     tune.update_table("cpu", [entry(product, "cpu", 1) for product in products])
-    assert _C.Product(a, b).choice == ("cpu", "a test says so")
+    assert _C.Product(a, b).choose() == ("cpu", "a test says so")
     with amp_ext.tune(seconds=2) as results:
         ops.gemm(a, b)
         ops.gemm(a, b)
     assert [(r.backend, r.variant, r.calls) for r in results] == [("cpu", 0, 2)]
     reload()
-    assert _C.Product(a, b).choice == ("cpu", "measured: nothing is faster than the default")
-    assert _C.Product(a[0], b[0]).choice == ("cpu", "a test says so")
+    assert _C.Product(a, b).choose() == ("cpu", "measured: nothing is faster than the default")
+    assert _C.Product(a[0], b[0]).choose() == ("cpu", "a test says so")
 
 
 @two_ways
@@ -92,16 +92,16 @@ def test_the_fastest_candidate_becomes_the_choice(monkeypatch: pytest.MonkeyPatc
     with amp_ext.tune() as results:
         expected = ops.gemm(a, b)
     assert results == [("300 x [4, 8] @ [8, 4], float16", 1, "cpu", 1, 3.0, 2.0)]
-    assert _C.Product(a, b).choice == ("cpu", "measured: 1.50 times as fast as the default")
+    assert _C.Product(a, b).choose() == ("cpu", "measured: 1.50 times as fast as the default")
     torch.testing.assert_close(ops.gemm(a, b), expected, rtol=2**-10, atol=2**-20)
     for mode in ("kernel", "library"):
         _C.set_gemm_mode(mode)
-        assert _C.Product(a, b).choice == ("cpu", UNMEASURED)
+        assert _C.Product(a, b).choose() == ("cpu", UNMEASURED)
     _C.set_gemm_mode("auto")
     times["cpu", 1] = 2.95
     with amp_ext.tune():
         ops.gemm(a, b)
-    assert _C.Product(a, b).choice[1].startswith("measured: nothing"), "that is noise"
+    assert _C.Product(a, b).choose()[1].startswith("measured: nothing"), "that is noise"
     passes = iter([times | {("cpu", 0): seconds} for seconds in (9.0, 1.0, 9.0)])
     monkeypatch.setattr(tune, "_interleaved", lambda *_: next(passes))
     with amp_ext.tune() as results:
@@ -187,17 +187,17 @@ def test_plans_of_the_kernels_are_candidates(ptx: Ptx) -> None:
     plans = set()
     for variant in variants:
         tune.update_table("cpu", [entry(product, "ptx", variant)])
-        assert _C.Product(a, b).choice[0] == "ptx"
+        assert _C.Product(a, b).choose()[0] == "ptx"
         result = ops.gemm(a, b)
         torch.testing.assert_close(result.float(), a.float() @ b.float(), rtol=2**-10, atol=2**-10)
         plans.add(ptx.plan())
     assert len(plans) == len(variants)
     wide = a.float(), b.float()
     tune.update_table("cpu", [entry(noted(ops.gemm, *wide), "ptx", 0)])
-    assert _C.Product(*wide).choice == ("cpu", UNMEASURED), "an entry that cannot be right"
+    assert _C.Product(*wide).choose() == ("cpu", UNMEASURED), "an entry that cannot be right"
     for chosen, measured in (("ptx", "ptx"), ("", "ptx"), ("cpu", "cpu")):
         _C.use_backend("cpu", chosen)
-        assert _C.Product(a, b).choice[0] == measured
+        assert _C.Product(a, b).choose()[0] == measured
 
 
 def changed(change: Callable[[list[Any]], Any]) -> Callable[[Path], object]:
@@ -237,10 +237,10 @@ def test_a_damaged_file_is_no_table(damage: str, file: Path) -> None:
     tune.update_table("cpu", products)
     DAMAGES[damage](file)
     reload()
-    assert _C.Product(a, b).choice == ("cpu", UNMEASURED)
+    assert _C.Product(a, b).choose() == ("cpu", UNMEASURED)
     tune.update_table("cpu", products)
     reload()
-    assert _C.Product(a, b).choice == ("cpu", "a test says so")
+    assert _C.Product(a, b).choose() == ("cpu", "a test says so")
 
 
 def test_another_torch_driver_or_build_has_another_file(
@@ -297,7 +297,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         product = noted(ops.gemm, *operands)
         with pytest.warns(UserWarning, match="cannot write measurements"):
             tune.update_table("cpu", [entry(product, "cpu", 1)])
-    assert _C.Product(a, b).choice == _C.Product(b, a).choice == ("cpu", "a test says so")
+    assert _C.Product(a, b).choose() == _C.Product(b, a).choose() == ("cpu", "a test says so")
 
 
 def test_a_script_that_trains_in_several_processes(
@@ -339,7 +339,7 @@ def test_a_script(device: str, tmp_path: Path) -> None:
     script.write_text(
         "import signal, sys, torch\nfrom amp_ext import _C, ops\n"
         "a = torch.ones(100, 4, 8, dtype=torch.half, device=sys.argv[1])\n"
-        "ops.gemm(a, a.mT)\nprint(__name__, _C.Product(a, a.mT).choice[1])\n"
+        "ops.gemm(a, a.mT)\nprint(__name__, _C.Product(a, a.mT).choose()[1])\n"
         "sys.exit(3 if signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN else 4)\n"
     )
     said = run("-m", "amp_ext", "tune", str(script), device)
@@ -355,7 +355,8 @@ def test_the_first_product_reads_the_table_wherever_it_is_cuda(where: str) -> No
     """The first product reads the table in a thread without the GIL, and within a capture."""
     a = torch.randn(16, 16, device="cuda").half()
     product = noted(ops.gemm, a, a.clone())
-    variant = [v for backend, v in _C.Product(a, a.clone()).candidates(triton=False) if backend == "cuda"][-1]
+    candidates = _C.Product(a, a.clone()).candidates(triton=False)
+    variant = [variant for backend, variant in candidates if backend == "cuda"][-1]
     tune.update_table("cuda:0", [entry(product, "cuda", variant)])
     code = """
 import sys, torch, warnings
@@ -374,7 +375,7 @@ else:
     with torch.no_grad(), torch.cuda.graph(graph):  # a waiting call would end the capture
         result = ops.gemm(a, b)
     graph.replay()
-print(*_C.Product(a, b).choice, result.sum().item())
+print(*_C.Product(a, b).choose(), result.sum().item())
 """
     assert run("-c", code, where) == f"cuda a test says so {16.0**3}\n0"
     _C.set_measured("cuda:0", [])

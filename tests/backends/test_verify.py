@@ -128,7 +128,7 @@ def test_torch_compile_does_not_trace_it(load: Load, monkeypatch: pytest.MonkeyP
 
     @torch.compile(backend="eager")
     def compiled(x: Tensor) -> Tensor:
-        _C.Product(matrix, matrix).choice  # called by torch.compile without verification
+        _C.Product(matrix, matrix).choose()  # called by torch.compile without verification
         return x + 1
 
     compiled(torch.ones(()))
@@ -227,7 +227,7 @@ def test_results_are_remembered(load: Load) -> None:
         update_scale()
     half = torch.zeros(4, 4, dtype=torch.float16)
     with pytest.warns(RuntimeWarning, match="gemm_f16 .*it is off"):
-        assert _C.Product(half, half).choice[0] == "cpu"
+        assert _C.Product(half, half).choose()[0] == "cpu"
     with warnings.catch_warnings(), refused:
         warnings.simplefilter("error")
         update_scale()

@@ -101,9 +101,9 @@ void bind_gemm(py::module_& m) {
            "sum_batch"_a = false, "c"_a = py::none(), "alpha"_a = 1.0, "beta"_a = 1.0,
            "bias"_a = py::none(), "out_dtype"_a = py::none(), "accumulates"_a = false)
       .def_property_readonly("key", [](const Product& p) { return key_of(p.device(), p.args()); })
-      .def_property_readonly("choice", &choice_of,
-                             "The backend that would compute it, and why. Computes nothing, but "
-                             "may have the backend's kernels verified first.")
+      .def("choose", &choice_of,
+           "The backend that would compute it, and why. Computes nothing, but "
+           "may have the backend's kernels verified first.")
       .def("candidates", &candidates_of, "triton"_a, py::call_guard<py::gil_scoped_release>(),
            "(backend, variant) of all ways to compute it, the one where nothing is measured first.")
       .def("compute", &compute_by, "backend"_a, "variant"_a, "times"_a = 1,
