@@ -40,9 +40,6 @@ def main() -> int:
     print_devices()
     print_backends()
     print_products()
-    is_installed = "in effect" if amp_ext.is_installed() else "not in effect"
-    print(f"\nautocast\n  amp_ext.install() is {is_installed}")
-
     print("\nchecks")
     results = [passed(name, check) for name, check in all_checks()]
     failed = results.count(False)
