@@ -19,22 +19,27 @@ import amp_ext
 from amp_ext._cache import device_name, devices
 from amp_ext._triton import triton_version
 
+import_error: ImportError | None = None
+try:
+    from amp_ext import verify
+    from amp_ext._library import _C
+    from amp_ext.backend import backend_for, product_choices
+    from amp_ext.ops._numbers import integers
+    from amp_ext.tune import load_table
+except ImportError as error:
+    import_error = error
+
 Check = tuple[str, Callable[[], None]]
 
 
 def main() -> int:
     print_versions()
-    try:
-        importlib.import_module("amp_ext.backend")
-    except ImportError as error:
-        print(f"\nFAIL  {error}")
+    if import_error is not None:
+        print(f"\nFAIL  {import_error}")
         return 1
     print_devices()
     print_backends()
     print_products()
-    is_installed = "in effect" if amp_ext.is_installed() else "not in effect"
-    print(f"\nautocast\n  amp_ext.install() is {is_installed}")
-
     print("\nchecks")
     results = [passed(name, check) for name, check in all_checks()]
     failed = results.count(False)
@@ -72,8 +77,6 @@ def print_devices() -> None:
 
 
 def print_backends() -> None:
-    from amp_ext.backend import backend_for
-
     print("\nbackends of ops on lists")
     for device_type in ("cpu", "cuda"):
         name, reason = backend_for(device_type)
@@ -83,10 +86,6 @@ def print_backends() -> None:
 
 
 def print_products() -> None:
-    from amp_ext._library import _C
-    from amp_ext.backend import product_choices
-    from amp_ext.tune import load_table
-
     print(f"\nproducts, AMP_EXT_GEMM={_C.gemm_mode()}")
     for device in devices():
         try:
@@ -117,9 +116,6 @@ def passed(name: str, check: Callable[[], None]) -> bool:
 
 
 def all_checks() -> Iterator[Check]:
-    from amp_ext import verify
-    from amp_ext.backend import backend_for
-
     for backend, device, families in verify.verified_backends():
         for family in families:
             name = f"{backend} kernels of {family} on {device}"
@@ -134,8 +130,6 @@ def all_checks() -> Iterator[Check]:
 
 
 def check_kernels(backend: str, family: str, device: str) -> None:
-    from amp_ext import verify
-
     result = verify.verify_family(backend, family, device)
     if result is None:
         raise RuntimeError("not verified: too little memory, or an error has ended this device")
@@ -145,8 +139,6 @@ def check_kernels(backend: str, family: str, device: str) -> None:
 
 def check_op(name: str, device: str) -> None:
     """Compare the example of an op with the reference, bit by bit."""
-    from amp_ext import verify
-
     verify.compare(next(getattr(amp_ext.ops, name).cases()), torch.device(device))
 
 
@@ -155,8 +147,6 @@ def check_training(device: str) -> None:
 
     FP16 represents all activations and their gradients; the gradients of parameters need FP32.
     """
-    from amp_ext.ops._numbers import integers
-
     device_type = device.partition(":")[0]
 
     def gradients(enabled: bool) -> list[Tensor]:

@@ -20,15 +20,11 @@ import torch
 
 from amp_ext._triton import triton_version
 
-MAX_BYTES = 16 << 20
-"""A larger file counts as empty, and is replaced by the next result."""
-
 
 def read(device: str, part: str, types: Sequence[type]) -> list[list[Any]]:
     """Return the entries of a part that have fields of these types, the newest last."""
     try:
-        file = path(device)
-        content = file.read_bytes() if _is_usable(file) else b""
+        content = path(device).read_bytes()
     except (OSError, RuntimeError):
         content = b""
     entries: list[list[Any]] = []
@@ -55,17 +51,10 @@ def append(device: str, part: str, entries: Iterable[Sequence[Any]]) -> bool:
     try:
         file = path(device)
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists() and not _is_usable(file):
-            file.unlink(missing_ok=True)
         with open(file, "ab", buffering=0) as appended:
             return appended.write(data) == len(data)  # at once: other processes append too
     except (OSError, RuntimeError):
         return False
-
-
-def _is_usable(file: Path) -> bool:
-    """Return whether a file is regular, and not too large. Opening a FIFO would wait."""
-    return file.is_file() and file.stat().st_size <= MAX_BYTES
 
 
 def folder() -> Path:

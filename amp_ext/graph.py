@@ -11,14 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import (
-    TreeSpec,
-    keystr,
-    tree_flatten,
-    tree_flatten_with_path,
-    tree_map_only,
-    tree_unflatten,
-)
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from amp_ext.optim._step import COPY, MASTER, KernelStep
 
@@ -107,13 +100,11 @@ class GraphedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = self._flattened(args, kwargs)
-        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-            _refuse_gradients(args, kwargs)
+        arguments = [_kind(leaf) for leaf in leaves], spec
         if self._warmup > 0:
             results = self.eager(*args, **kwargs)
             self._warmup -= 1
             return results
-        arguments = [_kind(leaf) for leaf in leaves], spec
         if self._entries is None:
             self._capture(leaves, spec)
             self._arguments = arguments
@@ -185,19 +176,8 @@ class GraphedStep:
             optimizer.zero_grad(set_to_none=True)
 
     def _run(self, leaves: list[Any], spec: TreeSpec) -> Any:
-        def lrs() -> list[tuple[int, int | None]]:
-            rates = [group.get("lr") for group in self._groups()]
-            return [(id(rate), getattr(rate, "_version", None)) for rate in rates]
-
         args, kwargs = tree_unflatten(leaves, spec)
-        before = lrs()
-        results = self._step_fn(*args, **kwargs)
-        if lrs() != before:
-            raise RuntimeError(
-                "make_graphed_step: step_fn changes a learning rate, which a replay would not do: "
-                "let the scheduler step after the call"
-            )
-        return tree_map_only(Tensor, Tensor.detach, results)
+        return tree_map_only(Tensor, Tensor.detach, self._step_fn(*args, **kwargs))
 
     # ---- the capture ---------------------------------------------------------------------------
 
@@ -221,26 +201,27 @@ class GraphedStep:
         dicts += [value for outer in dicts for value in outer.values() if isinstance(value, dict)]
         contents = [dict(content) for content in dicts]
         try:
-            entries = list(self._entries_of_step())
-            for name, _, _, value in entries:
-                if isinstance(value, Tensor) and value.is_cpu:
-                    raise RuntimeError(
-                        f"make_graphed_step: {name} is on the CPU, where a replay does not write. "
-                        "Take an optimizer that counts steps on the device, or .eager()."
-                    )
-            self._lr_groups = [
-                g for g in self._groups() if "lr" in g and not _is_on_device(g["lr"])
-            ]
+            groups = [group for group in self._groups() if "lr" in group]
+            self._lr_groups = [group for group in groups if not _is_on_device(group["lr"])]
             numbers = [group["lr"] for group in self._lr_groups]
             self._lrs = [float(lr) for lr in numbers]
             kind = {"dtype": torch.float32, "device": self._device}
             self._lr_tensors = [torch.tensor(lr, **kind) for lr in self._lrs]
             for group, tensor in zip(self._lr_groups, self._lr_tensors, strict=True):
                 group["lr"] = tensor
+            name = "a learning rate, which schedulers change after the call,"
+            entries = [(name, _version, g["lr"], g["lr"]._version) for g in groups]
+            entries += self._entries_of_step()
+            for name, _, _, value in entries:
+                if isinstance(value, Tensor) and value.is_cpu:
+                    raise RuntimeError(
+                        f"make_graphed_step: {name} is on the CPU, where a replay does not write. "
+                        "Take an optimizer that counts steps on the device, or .eager()."
+                    )
             graph = self._captured(spec)
+            _refuse_change(entries, "during the capture")
             for group, number in zip(self._lr_groups, numbers, strict=True):
                 group["lr"] = number
-            _refuse_change(entries, "during the capture")
         except BaseException:
             self._clear_grads()  # they are memory of the graph
             for optimizer in self._optimizers:
@@ -264,22 +245,18 @@ class GraphedStep:
         capture = torch.cuda.graph(
             graph, self._pool, self._stream, capture_error_mode="thread_local"
         )
-        cause = None
         try:
             with torch.cuda.stream(self._stream), capture:  # a capture that fails keeps its stream
-                try:
-                    self._results = self._run(self._inputs, spec)
-                except Exception as error:
-                    cause = error  # the end of the capture fails then too
-                    raise
+                self._results = self._run(self._inputs, spec)
         except Exception as error:
             _abandoned.append(graph)
+            cause = error.__context__ or error  # the end of the capture fails too
             raise RuntimeError(
-                f"make_graphed_step: step_fn cannot be captured: {cause or error}\nNothing has "
+                f"make_graphed_step: step_fn cannot be captured: {cause}\nNothing has "
                 "changed. A step that waits for the device (.item(), .cpu(), print, an `if` on a "
                 "tensor, a scaler with an optimizer that is not fused) cannot be captured; "
                 ".eager() runs it."
-            ) from cause or error
+            ) from error
         return graph
 
     # ---- the refusals --------------------------------------------------------------------------
@@ -353,18 +330,6 @@ def _refuse_change(entries: Iterable[_Entry], when: str) -> None:
             )
 
 
-def _refuse_gradients(args: Any, kwargs: Any) -> None:
-    """Raise for an argument that requires a gradient."""
-    for path, leaf in tree_flatten_with_path((args, kwargs))[0]:
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            name = ("args", "kwargs")[path[0].idx] + keystr(path[1:])
-            raise ValueError(
-                f"make_graphed_step: {name}: expected a tensor with requires_grad=False, got "
-                "requires_grad=True. A replay fills no gradients of arguments: pass .detach(), or "
-                "call .eager()."
-            )
-
-
 def _memory(tensor: Tensor) -> tuple[int | None, bool]:
     address = tensor.data_ptr() if tensor.layout == torch.strided else None
     return address, tensor.requires_grad
@@ -377,6 +342,11 @@ def _is_on_device(lr: Any) -> bool:
 def _kind(leaf: Any) -> tuple[Any, ...]:
     """Return the properties of a tensor, or the type and value of a constant."""
     if isinstance(leaf, Tensor):
+        if leaf.requires_grad:
+            raise ValueError(
+                "make_graphed_step: arguments: expected tensors with requires_grad=False, since a "
+                "replay fills no gradients of arguments. Pass .detach(), or call .eager()."
+            )
         return leaf.dtype, leaf.shape
     if type(leaf).__hash__ is None:
         raise TypeError(

@@ -78,13 +78,12 @@ def may_run(backend: str, family: str, device: str, capturing: bool) -> bool | N
             instead = "torch's library runs in their place"
         elif backend != "triton":
             instead = "the Triton kernels run in their place, if they pass"
-        text = f"{kernels} cannot run on {device}: {result.failure}; {instead}"
+        verdict = "did not pass their verification" if result.day else "cannot run"
+        text = f"{kernels} {verdict} on {device}: {result.failure}; {instead}"
         if result.day:
-            text = (
-                f"{kernels} did not pass their verification on {device} "
-                f"({_cache.device_name(device)}): {result.failure}; {instead}. Please report it as "
-                "an issue of amp_ext's repository, with the output of `python -m amp_ext`, which "
-                "also tries again."
+            text += (
+                ". Please report it as an issue of amp_ext's repository, with the output of "
+                "`python -m amp_ext`, which also tries again."
             )
         if text not in _warned:
             _warned.add(text)

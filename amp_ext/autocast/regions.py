@@ -4,7 +4,6 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import NoneType
 from typing import Any
 
 import torch
@@ -47,9 +46,6 @@ class autocast:
         dtype: float16 or bfloat16; torch's default for the device type when None.
         enabled: whether to cast at all.
         cache_enabled: whether to keep casts of weights; as around the region when None.
-
-    Raises:
-        TypeError: arguments of other types.
     """
 
     def __init__(
@@ -59,10 +55,6 @@ class autocast:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        # torch raises for these while it enters its region, and leaves it half entered.
-        _check_type("dtype", dtype, (torch.dtype, NoneType))
-        _check_type("enabled", enabled, (bool,))
-        _check_type("cache_enabled", cache_enabled, (bool, NoneType))
         self._arguments = (device_type, dtype, enabled, cache_enabled)
         self._region = None if is_compiling() else torchs_autocast(*self._arguments)
 
@@ -119,15 +111,6 @@ class autocast:
                 return function(*args, **kwargs)
 
         return within_region
-
-
-def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
-    if not isinstance(value, types):
-        expected = " or None" if NoneType in types else ""
-        raise TypeError(
-            f"amp_ext.autocast: {name} must be a {types[0].__qualname__}{expected}, got {value!r} "
-            f"of type {type(value).__module__}.{type(value).__qualname__}"
-        )
 
 
 @contextmanager

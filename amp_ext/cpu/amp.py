@@ -3,7 +3,7 @@
 Write ``from amp_ext.cpu.amp import GradScaler, autocast`` for ``from torch.cpu.amp import ...``.
 """
 
-from typing import Any
+from functools import partialmethod
 
 import torch
 
@@ -28,15 +28,4 @@ class autocast(_autocast):
 class GradScaler(_GradScaler, torch.cpu.amp.GradScaler):
     """:class:`amp_ext.GradScaler` for "cpu", with its keyword-only options."""
 
-    def __init__(
-        self,
-        init_scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        enabled: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            "cpu", init_scale, growth_factor, backoff_factor, growth_interval, enabled, **options
-        )
+    __init__ = partialmethod(_GradScaler.__init__, "cpu")

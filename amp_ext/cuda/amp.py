@@ -4,6 +4,7 @@ Write ``from amp_ext.cuda.amp import GradScaler, autocast`` for ``from torch.cud
 """
 
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -30,18 +31,7 @@ class autocast(_autocast):
 class GradScaler(_GradScaler, torch.cuda.amp.GradScaler):
     """:class:`amp_ext.GradScaler` for "cuda", with its keyword-only options."""
 
-    def __init__(
-        self,
-        init_scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        enabled: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            "cuda", init_scale, growth_factor, backoff_factor, growth_interval, enabled, **options
-        )
+    __init__ = partialmethod(_GradScaler.__init__, "cuda")
 
 
 def custom_fwd(

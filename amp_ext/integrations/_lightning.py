@@ -38,8 +38,6 @@ class WithScaler:
 
 
 class InTrainer(WithScaler):
-    __doc__ = WithScaler.__doc__
-
     def clip_gradients(
         self, optimizer: Optimizer, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
     ) -> None:
@@ -74,8 +72,6 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
 
 
 class InFabric(WithScaler):
-    __doc__ = WithScaler.__doc__
-
     def unscale_gradients(self, optimizer: Optimizer) -> None:
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)

@@ -7,17 +7,17 @@ import lightning_fabric
 from lightning_fabric.plugins import MixedPrecision as _FabricMixedPrecision
 from pytorch_lightning.plugins import MixedPrecision as _MixedPrecision
 
-from amp_ext.integrations._lightning import ClipsByScaler, InFabric, InTrainer
+from amp_ext.integrations._lightning import ClipsByScaler, InFabric, InTrainer, WithScaler
 
 __all__ = ["Fabric", "FabricMixedPrecision", "MixedPrecision"]
 
 
 class MixedPrecision(InTrainer, _MixedPrecision):  # checkpoints know torch's scaler by this name
-    __doc__ = InTrainer.__doc__
+    __doc__ = WithScaler.__doc__
 
 
 class FabricMixedPrecision(InFabric, _FabricMixedPrecision):
-    __doc__ = InFabric.__doc__
+    __doc__ = WithScaler.__doc__
 
 
 class Fabric(ClipsByScaler, lightning_fabric.Fabric):

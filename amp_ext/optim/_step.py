@@ -63,16 +63,12 @@ class Storage:
     dtypes: dict[str, torch.dtype | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, dtype in self.dtypes.items():
-            if dtype not in (None, torch.float32, torch.bfloat16):
-                raise ValueError(
-                    f"{name}_dtype must be torch.float32, torch.bfloat16 or None, got {dtype}"
-                )
-        if self.autocast_copies not in (None, *HALVES):
-            raise ValueError(
-                "autocast_copies must be torch.float16, torch.bfloat16 or None, "
-                f"got {self.autocast_copies!r}"
-            )
+        moments = (torch.float32, torch.bfloat16)
+        options = [(f"{name}_dtype", dtype, moments) for name, dtype in self.dtypes.items()]
+        options.append(("autocast_copies", self.autocast_copies, HALVES))
+        for name, dtype, (one, other) in options:
+            if dtype not in (None, one, other):
+                raise ValueError(f"{name} must be {one}, {other} or None, got {dtype!r}")
 
     @property
     def is_torchs(self) -> bool:
@@ -90,7 +86,7 @@ class KernelStep(Optimizer):
     _step_scalars: StepScalars | None = None
     """Set by the scaler while it calls step()."""
     _storage = Storage()
-    _kernel_step: Any = None
+    _kernel_step: Any
     _launch_name: str
     """The method of ``_C.OptimizerStep`` that launches the kernels."""
 
@@ -110,7 +106,7 @@ class KernelStep(Optimizer):
 
     def _use(self, storage: Storage) -> None:
         """Take the storage, at the end of a constructor."""
-        self._storage = storage
+        self._storage, self._kernel_step = storage, _C.OptimizerStep()
         # torch sets it for fused=True, and Lightning then refuses to clip. Only a step by torch's
         # code needs it.
         if self._why_options() is None:
@@ -133,7 +129,7 @@ class KernelStep(Optimizer):
 
     def _why_not(self) -> str | None:
         """Return why kernels cannot make the step of the present gradients, or None."""
-        return self._why_options() or self._kernels().why_not(self.param_groups)
+        return self._why_options() or self._kernel_step.why_not(self.param_groups)
 
     def _scalars(self) -> StepScalars | None:
         """Return the scaler's scalars, with the ``grad_scale`` and ``found_inf`` that are set."""
@@ -172,11 +168,6 @@ class KernelStep(Optimizer):
             self._step_as_torch(why)
         return loss
 
-    def _kernels(self) -> Any:
-        if self._kernel_step is None:
-            self._kernel_step = _C.OptimizerStep()
-        return self._kernel_step
-
     def _why_options(self) -> str | None:
         whys = (self._why_option(group) for group in self.param_groups)
         return next((why for why in whys if why is not None), None)
@@ -184,7 +175,7 @@ class KernelStep(Optimizer):
     @torch.no_grad()
     def _launch(self) -> str | None:
         """Make the step, or return why kernels cannot."""
-        launch = getattr(self._kernels(), self._launch_name)
+        launch = getattr(self._kernel_step, self._launch_name)
         names = [self._state_names(group) for group in self.param_groups]
         for is_renewed in (False, True):
             refusal = launch(
@@ -227,13 +218,14 @@ class KernelStep(Optimizer):
 
     def forget_written(self) -> None:
         """Make masters and copies anew in the next step, after a failed capture."""
-        self._kernel_step = None
+        self._kernel_step = _C.OptimizerStep()
         for state in self.state.values():
             if isinstance(state, dict) and COPY in state:
                 torch.autograd.graph.increment_version(state[COPY])
 
     def _make_state(self, params: Sequence[Tensor], needed: Sequence[str]) -> None:
         """Make missing states of parameters, and convert the others as kernels need it."""
+        moments = [name for name in needed if name not in ("step", MASTER, COPY)]
         # A tensor that kernels can use keeps its memory, for captured graphs.
         for param in params:
             state = self.state[param]
@@ -242,21 +234,16 @@ class KernelStep(Optimizer):
                 if not isinstance(step, Tensor):
                     step = torch.full((), step, dtype=torch.float32, device=param.device)
                 state["step"] = step.to(param.device, torch.float32)
-            for name in needed:
-                if name not in ("step", MASTER, COPY):
-                    self._make_moment(name, param)
+            for name in moments:
+                moment = state.get(name)
+                if not isinstance(moment, Tensor):
+                    state[name] = torch.zeros_like(param, dtype=self._moment_dtype(name, param))
+                elif _is_alike(moment, param):
+                    state[name] = _laid_out_as(param, moment)
             if MASTER in needed and param.dtype != torch.float32:
                 state[MASTER] = _master(param, state.get(MASTER))
             if COPY in needed and param.dtype == torch.float32:
                 state[COPY] = _copy(param, state.get(COPY), self._storage.autocast_copies)
-
-    def _make_moment(self, name: str, param: Tensor) -> None:
-        moment = self.state[param].get(name)
-        if not isinstance(moment, Tensor):
-            moment = torch.zeros_like(param, dtype=self._moment_dtype(name, param))
-        elif _is_alike(moment, param):
-            moment = _laid_out_as(param, moment)
-        self.state[param][name] = moment
 
     def _moment_dtype(self, name: str, param: Tensor) -> torch.dtype:
         has_master = self._storage.master_weights and param.dtype in HALVES
@@ -274,7 +261,7 @@ class KernelStep(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._kernel_step = None
+        self._kernel_step = _C.OptimizerStep()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of torch's or of this package's optimizer.

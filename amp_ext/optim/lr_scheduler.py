@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from amp_ext.scaler import GradScaler
@@ -39,8 +38,7 @@ class SkipAware:
         self._called = False
         self._last: Arriving | None = None
         self._ahead = 0
-        optimizer: Optimizer = scheduler.optimizer
-        optimizer.register_step_post_hook(self._note_call)
+        scheduler.optimizer.register_step_post_hook(self._note_call)
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()  # waits for the device

@@ -85,7 +85,6 @@ class Adam(_AdamStep, torch.optim.Adam):
         autocast_copies: torch.dtype | None = None,
     ) -> None:
         dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
-        storage = Storage(master_weights, stochastic_rounding, autocast_copies, dtypes)
         super().__init__(
             params,
             lr,
@@ -100,7 +99,7 @@ class Adam(_AdamStep, torch.optim.Adam):
             fused=fused,
             decoupled_weight_decay=decoupled_weight_decay,
         )
-        self._use(storage)
+        self._use(Storage(master_weights, stochastic_rounding, autocast_copies, dtypes))
 
 
 class AdamW(_AdamStep, torch.optim.AdamW):
@@ -136,7 +135,6 @@ class AdamW(_AdamStep, torch.optim.AdamW):
         autocast_copies: torch.dtype | None = None,
     ) -> None:
         dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
-        storage = Storage(master_weights, stochastic_rounding, autocast_copies, dtypes)
         super().__init__(
             params,
             lr,
@@ -150,7 +148,7 @@ class AdamW(_AdamStep, torch.optim.AdamW):
             differentiable=differentiable,
             fused=fused,
         )
-        self._use(storage)
+        self._use(Storage(master_weights, stochastic_rounding, autocast_copies, dtypes))
 
 
 class SGD(KernelStep, torch.optim.SGD):
@@ -191,7 +189,6 @@ class SGD(KernelStep, torch.optim.SGD):
         autocast_copies: torch.dtype | None = None,
     ) -> None:
         dtypes = {"momentum_buffer": momentum_buffer_dtype}
-        storage = Storage(master_weights, stochastic_rounding, autocast_copies, dtypes)
         super().__init__(
             params,
             lr,
@@ -204,7 +201,7 @@ class SGD(KernelStep, torch.optim.SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        self._use(storage)
+        self._use(Storage(master_weights, stochastic_rounding, autocast_copies, dtypes))
 
     def _state_names(self, group: dict[str, Any]) -> list[str]:
         moves = bool(group["momentum"])  # a comparison may be np.bool_, or a tensor

@@ -2,7 +2,6 @@
 
 import math
 import operator
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from numbers import Real
@@ -13,12 +12,11 @@ import torch
 OWN_ENTRY = "amp_ext"
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
-_FLOAT64 = float, -sys.float_info.max, sys.float_info.max
 # The numbers that torch's attributes, and the tensors of this package, can hold.
 _TORCHS_ENTRIES = {
     "scale": (float, -_FLOAT32_MAX, _FLOAT32_MAX),
-    "growth_factor": _FLOAT64,
-    "backoff_factor": _FLOAT64,
+    "growth_factor": (float, -math.inf, math.inf),
+    "backoff_factor": (float, -math.inf, math.inf),
     "growth_interval": (int, -(2**63), 2**63 - 1),
     "_growth_tracker": (int, -(2**31), 2**31 - 1),
 }
@@ -35,11 +33,10 @@ def check_bounds(min_scale: Any, max_scale: Any, skip_above_norm: Any) -> None:
         raise ValueError(
             f"GradScaler: min_scale must be a finite float32, not negative, got {min_scale}"
         )
-    if max_scale is not None and not max_scale > 0:
-        raise ValueError(f"GradScaler: max_scale must be positive, got {max_scale}")
-    if min_scale is not None and max_scale is not None and min_scale > max_scale:
+    if max_scale is not None and not (max_scale > 0 and max_scale >= (min_scale or 0)):
         raise ValueError(
-            f"GradScaler: min_scale must be at most max_scale, got {min_scale} and {max_scale}"
+            "GradScaler: max_scale must be positive, and at least min_scale, got "
+            f"{max_scale} and {min_scale}"
         )
     if skip_above_norm is not None and not skip_above_norm > 0:
         raise ValueError(f"GradScaler: skip_above_norm must be positive, got {skip_above_norm}")
@@ -58,17 +55,9 @@ def checked_count(name: str, value: Any) -> int:
     return count
 
 
-def checked_state(state_dict: Any) -> tuple[dict[str, float], dict[str, int]]:
+def checked_state(state_dict: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, int]]:
     """Return torch's entries of a state, and the counters in it."""
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(
-            f"GradScaler.load_state_dict: expected a dict, got {type(state_dict).__name__}"
-        )
-    own = state_dict.get(OWN_ENTRY, {})
-    if not isinstance(own, Mapping):
-        raise TypeError(
-            f"GradScaler.load_state_dict: {OWN_ENTRY!r} must hold a dict, got {type(own).__name__}"
-        )
+    own = state_dict.get(OWN_ENTRY) or {}
     counters = {key: _checked(key, own[key], *_COUNTERS[key]) for key in _COUNTERS if key in own}
     entries = _TORCHS_ENTRIES if state_dict else {}
     torchs = {key: _checked(key, state_dict[key], *limits) for key, limits in entries.items()}

@@ -22,16 +22,9 @@ unscaled gradients. Wrappers of torch's LR schedulers do not count; global step 
 FOUND_INF, wrappers and hooks see scaled gradients and run in skipped steps, as under torch's
 scaler.
 
-``clip_grad_norm_`` leaves ``.grad`` scaled and unclipped for a step that unscales; after
-``unscale_``, unscaled and unclipped. With HOST it leaves ``.grad`` unscaled and clipped. Clips of
-parameters, other norm types and tensor subclasses other than DTensor rewrite ``.grad`` at once,
-whoever steps. A step with FOUND_INF leaves ``.grad`` unscaled and clipped, one with KERNELS leaves
-it as it was.
-
-The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(). It also
-waits where users read: ``step_was_skipped``, ``get_scale``, ``get_skipped_steps``, ``state_dict``,
-``overflow_report`` and ``error_if_nonfinite``, and in pickling and ``load_state_dict``. A process
-without gradients, among several, waits in each pass.
+A step with FOUND_INF leaves ``.grad`` unscaled and clipped, one with KERNELS leaves it as it was.
+The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(), and where
+users read, as in ``get_scale`` and ``state_dict``.
 """
 
 from __future__ import annotations
@@ -138,8 +131,6 @@ class GradScaler(ScalerState):
         check_bounds(min_scale, max_scale, skip_above_norm)
         if max_consecutive_skips is not None:
             max_consecutive_skips = checked_count("max_consecutive_skips", max_consecutive_skips)
-        if self._enabled:
-            self.set_growth_interval(self._growth_interval)
         self.process_group = process_group
         self._dynamic = dynamic
         self._min_scale, self._max_scale = min_scale, max_scale
@@ -233,8 +224,8 @@ class GradScaler(ScalerState):
         state = self._state_of(target)
         state.require_clippable()
         self._unscale_rest(target, state)
-        if not is_l2 or self._is_overridden:
-            self._unscale_once(target, state)
+        if state["stage"] is OptState.READY and (not is_l2 or self._is_overridden):
+            self.unscale_(target)
         handover, reduction = self._handover(target), self._reduction(target)
         result = is_l2 and self._run_pass(
             target,
@@ -249,7 +240,8 @@ class GradScaler(ScalerState):
             norm = result[1]
             state.record_clip(norm, float(max_norm), handover)
         else:
-            self._unscale_once(target, state)
+            if state["stage"] is OptState.READY:
+                self.unscale_(target)
             norm = clip_as_torch(target, max_norm, norm_type, error_if_nonfinite)
         state.is_clipped = True
         self._limit_norm(norm, state, reduction)
@@ -307,7 +299,7 @@ class GradScaler(ScalerState):
             return
         if self._scale is None:
             return super().update(new_scale)
-        states, numbers = self._step_states(), self._step_numbers()
+        states, numbers = self._per_optimizer_states, self._step_numbers()
         flags = [flag for state in states.values() for flag in state.found_infs.values()]
         is_launched = new_scale is None and bool(flags)
         if is_launched:
@@ -364,10 +356,6 @@ class GradScaler(ScalerState):
             state["found_inf_per_device"] = {**(flags if is_unscaled else {}), **result[0]}
         return result
 
-    def _unscale_once(self, target: Optimizer | Parameters, state: StepState) -> None:
-        if state["stage"] is OptState.READY:
-            self.unscale_(target)
-
     def _unscale_rest(self, target: Optimizer | Parameters, state: StepState) -> bool:
         """Unscale the rest of a target, if others have unscaled some of its gradients.
 
@@ -376,7 +364,7 @@ class GradScaler(ScalerState):
         """
         if state["stage"] is not OptState.READY:
             return False
-        left = state.find_sharers(self._step_states().values())
+        left = state.find_sharers(self._per_optimizer_states.values())
         if not state.sharers:
             return False
         if left:

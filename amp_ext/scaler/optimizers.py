@@ -44,9 +44,9 @@ def handover_of(optimizer: Any) -> Handover:
             return Handover.KERNELS
         # torch's step of these groups takes grad_scale and found_inf.
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
-        return Handover.FOUND_INF if is_fused else Handover.HOST
-    takes_found_inf = getattr(optimizer, "_step_supports_amp_scaling", False)
-    is_fused = takes_found_inf and not takes_scaler(optimizer)
+    else:
+        takes_found_inf = getattr(optimizer, "_step_supports_amp_scaling", False)
+        is_fused = takes_found_inf and not takes_scaler(optimizer)
     return Handover.FOUND_INF if is_fused else Handover.HOST
 
 

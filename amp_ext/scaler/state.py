@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -33,16 +32,6 @@ class ScalerState(TorchsScaler):
     _numbers: LossScale | None
     _last_states: dict[int, StepState]  # of the step that update() has closed
 
-    def set_growth_interval(self, new_interval: int) -> None:
-        """Set the growth interval, as ``torch.amp.GradScaler.set_growth_interval``."""
-        try:
-            self._growth_interval = operator.index(new_interval)
-        except TypeError:
-            raise TypeError(
-                f"GradScaler: growth_interval: expected an integer, got {new_interval!r}. Convert "
-                "it with int()."
-            ) from None
-
     def _lazy_init_scale_growth_tracker(self, dev: torch.device | str) -> None:
         with torch.inference_mode(False):  # an update could not write inference tensors
             super()._lazy_init_scale_growth_tracker(dev)
@@ -62,8 +51,7 @@ class ScalerState(TorchsScaler):
 
     def _state_of(self, target: Optimizer | Parameters) -> StepState:
         """Return a target's state in this step. The state keeps optimizers weakly."""
-        self._per_optimizer_states[id(target)]  # torch's default factory may make it
-        state = self._step_states()[id(target)]
+        state = self._per_optimizer_states[id(target)]
         if state.target() is None:
             if isinstance(target, Parameters):
                 state.target = lambda: target  # the only reference
@@ -71,14 +59,6 @@ class ScalerState(TorchsScaler):
                 with suppress(TypeError):  # its class may leave no room for weak references
                     state.target = ref(target)
         return state
-
-    def _step_states(self) -> dict[int, StepState]:
-        """Return the states of this step, after wrapping plain dicts that others have put there."""
-        states = self._per_optimizer_states
-        for key, state in states.items():
-            if not isinstance(state, StepState):
-                states[key] = StepState(state)
-        return states
 
     @property
     def step_was_skipped(self) -> bool:
@@ -114,7 +94,7 @@ class ScalerState(TorchsScaler):
                 was given, or else ``"param_groups[0]['params'][3]"``.
         """
         # A check in this step replaces one in the last step.
-        states = [*self._last_states.items(), *self._step_states().items()]
+        states = [*self._last_states.items(), *self._per_optimizer_states.items()]
         checked = {key: state for key, state in states if state.found_infs}.values()
         overflows = [s for s in checked if any(flag.item() for flag in s.found_infs.values())]
         if not overflows:
@@ -190,7 +170,7 @@ class ScalerState(TorchsScaler):
 
         Raises:
             KeyError: one of torch's entries is missing.
-            TypeError: ``state_dict`` is no dict, or an entry no number.
+            TypeError: an entry is no number.
             ValueError: an entry is out of range: float32, infinities and NaN included, for
                 ``"scale"``; int64 for ``"growth_interval"``; int32 for ``"_growth_tracker"``.
             RuntimeError: ``state_dict`` is empty, as from a disabled scaler.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -47,10 +47,8 @@ class StepState(dict[str, Any]):
     sharers: tuple[StepState, ...] = ()
     unscaled_grads: dict[int, Tensor | None] | None = None
 
-    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
-        """Start a step, or wrap a state of torch's."""
+    def __init__(self) -> None:
         super().__init__(stage=OptState.READY, found_inf_per_device={})
-        self.update(state or {})
 
     @property
     def found_infs(self) -> dict[torch.device, Tensor]:

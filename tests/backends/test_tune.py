@@ -210,15 +210,7 @@ def changed(change: Callable[[list[Any]], Any]) -> Callable[[Path], object]:
     return damage
 
 
-def become_a_fifo(file: Path) -> None:
-    """Replace a file by a FIFO, which a reader would wait for."""
-    file.unlink()
-    os.mkfifo(file)
-
-
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "fifo": become_a_fifo,
-    "huge": lambda file: os.truncate(file, 1 << 42),
     "deep": lambda file: file.write_text("[" * 200_000),
     "not utf8": lambda file: file.write_bytes(b"\xff\n"),
     "short": changed(lambda line: line[:-1]),

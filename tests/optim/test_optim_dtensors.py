@@ -180,7 +180,7 @@ def left_to_torch(world: int, folder: Path) -> None:
     summed = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Partial()], run_check=False))
     summed.grad = torch.ones_like(summed)
     optimizer = optim.SGD([summed], lr=0.5)
-    assert "(Partial)" in optimizer._kernels().why_not(optimizer.param_groups)
+    assert "(Partial)" in optimizer._kernel_step.why_not(optimizer.param_groups)
     twin = nn.Parameter(summed.detach().clone())
     twin.grad = summed.grad
     optimizer.step()
@@ -190,7 +190,7 @@ def left_to_torch(world: int, folder: Path) -> None:
     placed, _ = placed_params(world)
     placed[0].grad = torch.ones_like(distribute_tensor(torch.ones(8, 3), placed[6].device_mesh))
     refused = optim.SGD(placed)
-    assert "not a DTensor on the same mesh" in refused._kernels().why_not(refused.param_groups)
+    assert "not a DTensor on the same mesh" in refused._kernel_step.why_not(refused.param_groups)
     optimizer = optim.SGD(placed[::-1], lr=LR, momentum=0.5, autocast_copies=torch.float16)
     set_grads(optimizer, 0)
     before = wholes_of(optimizer)

@@ -82,7 +82,7 @@ def test_scale_options(options: dict[str, Any], values: list[float], scales: lis
         ({"max_scale": 0.0}, "max_scale must be .* got 0.0"),
         ({"max_scale": math.nan}, "max_scale must be .* got nan"),
         ({"skip_above_norm": 0.0}, "skip_above_norm must be positive, got 0.0"),
-        ({"min_scale": 8.0, "max_scale": 4.0}, "min_scale must be .*max_scale, got 8.0 and 4.0"),
+        ({"min_scale": 8.0, "max_scale": 4.0}, "max_scale must be .*min_scale, got 4.0 and 8.0"),
         ({"hysteresis": 1.5}, "hysteresis must be .* got 1.5"),
         ({"hysteresis": 2**31}, "hysteresis must be .* got 2147483648"),
         ({"max_consecutive_skips": 0}, "max_consecutive_skips must be an integer from 1 .* got 0"),
@@ -93,15 +93,6 @@ def test_scale_options(options: dict[str, Any], values: list[float], scales: lis
 def test_bad_options(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"GradScaler.*{text}"):
         OURS("cpu", **options)
-
-
-@pytest.mark.parametrize("value", [2000.0, "3", None], ids=str)
-def test_a_growth_interval_that_is_no_integer(value: Any) -> None:
-    scaler = started(OURS)
-    for call in (scaler.set_growth_interval, lambda value: OURS("cpu", growth_interval=value)):
-        with pytest.raises(TypeError, match=f"growth_interval: expected an integer, got {value!r}"):
-            call(value)
-    assert scaler.get_growth_interval() == 2000
 
 
 def test_the_first_scale_in_inference_mode() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import pickle
-from collections import defaultdict
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
+from torch.amp.grad_scaler import OptState
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -287,23 +285,6 @@ def test_no_launch_makes_the_scalars_of_a_step() -> None:
             finish(scaler, optimizer)
         launches = {"aten::reciprocal", "aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
         assert not {event.key for event in profile.key_averages()} & launches
-
-
-@pytest.mark.parametrize("bad", [False, True])
-@pytest.mark.parametrize("pickled", [False, True])
-def test_states_that_other_code_has_made(pickled: bool, bad: bool) -> None:
-    """A step works on plain dicts of torch's factory, pickled too, and skips by their flags."""
-    scaler, optimizer = OURS("cpu", init_scale=4.0), sgd(leaf([8.0]))
-    scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-    scaler = pickle.loads(pickle.dumps(scaler)) if pickled else scaler
-    scaler.scale(torch.ones(()))
-    if bad:
-        flags = {torch.device("cpu"): torch.ones(())}
-        state = {"stage": OptState.UNSCALED, "found_inf_per_device": flags}
-        scaler._per_optimizer_states[id(optimizer)] = state
-    finish(scaler, optimizer)
-    assert (params(optimizer)[0].item(), scaler.step_was_skipped) == (1.0 if bad else 0.0, bad)
-    assert scaler.overflow_report().examined == int(bad)
 
 
 @pytest.mark.parametrize(("value", "scale"), [(math.inf, 2.0), (8.0, 4.0)], ids=["inf", "norm"])

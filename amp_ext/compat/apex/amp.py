@@ -221,11 +221,6 @@ def scale_loss(
     if not options.enabled:
         yield loss
         return
-    if not isinstance(loss_id, int) or not 0 <= loss_id < len(_State.scalers):
-        raise IndexError(
-            f"amp.scale_loss: loss_id: expected 0 to {len(_State.scalers) - 1}, got {loss_id!r}. "
-            "Give amp.initialize num_losses=."
-        )
     optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
     for optimizer in optimizers:
         if not hasattr(optimizer, "_amp_stash"):
