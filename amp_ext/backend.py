@@ -9,7 +9,6 @@ from amp_ext._library import _C, CUDA_ARCHES, REBUILD
 from amp_ext._triton import is_interpreted, triton_version, why_not_triton
 
 BACKENDS = ("cuda", "triton", "cpu")
-GEMM_MODES = ("auto", "kernel", "library")
 
 _REBUILD = f"FORCE_CUDA=1 {REBUILD}"
 
@@ -76,16 +75,11 @@ def get_backend() -> str | None:
 
 def _choose_by_environment() -> None:
     """Choose by the environment. Errors are ImportErrors, since the import fails."""
-    name = os.environ.get("AMP_EXT_BACKEND") or None
     try:
-        set_backend(name)
+        set_backend(os.environ.get("AMP_EXT_BACKEND") or None)
+        _C.set_gemm_mode(os.environ.get("AMP_EXT_GEMM") or "auto")
     except (RuntimeError, ValueError) as error:
-        raise ImportError(f"amp_ext, AMP_EXT_BACKEND={name}: {error}") from None
-    mode = os.environ.get("AMP_EXT_GEMM") or "auto"
-    if mode not in GEMM_MODES:
-        modes = f"{', '.join(GEMM_MODES[:-1])} or {GEMM_MODES[-1]}"
-        raise ImportError(f"amp_ext: AMP_EXT_GEMM must be {modes}, got {mode!r}")
-    _C.set_gemm_mode(mode)
+        raise ImportError(f"amp_ext, AMP_EXT_BACKEND or AMP_EXT_GEMM: {error}") from None
 
 
 _chosen: str | None = None

@@ -12,7 +12,7 @@ import runpy
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ PASSES, PASS_SECONDS = 3, 0.3
 """The number of passes over all products, and the longest measurement of a product in a pass. The
 shortest times count, so that a disturbance of the machine for a while does not decide."""
 MIN_ROUNDS = 3
-SAMPLE_SECONDS = {"cpu": 2e-5, "cuda": 1e-3}
+SAMPLE_SECONDS = 1e-3
 """The seconds of a sample's calls, long enough for the clock to be exact."""
 MIN_GAIN = 1.03
 """A candidate that is faster by less than this does not replace the default: it may be noise."""
@@ -273,10 +273,9 @@ class _Trial:
         }
         self._target = arguments["c"] if "accumulates" in arguments else None
         self._product = _C.Product(**arguments)
-        self._is_cuda = generator.device.type == "cuda"
-
-    def candidates(self) -> list[Candidate]:
-        return self._product.candidates(not why_not_triton() and not is_interpreted())
+        self.device = generator.device
+        has_triton = not why_not_triton() and not is_interpreted()
+        self.candidates: list[Candidate] = self._product.candidates(has_triton)
 
     def result(self, candidate: Candidate) -> Tensor:
         """Return the result of one call, in memory of its own."""
@@ -286,7 +285,6 @@ class _Trial:
         return self._product.compute(*candidate).clone()
 
     def seconds(self, candidate: Candidate, calls: int) -> float:
-        """Return the time of so many calls."""
         self._synchronize()
         start = time.perf_counter()
         self._product.compute(*candidate, calls)
@@ -294,27 +292,25 @@ class _Trial:
         return time.perf_counter() - start
 
     def _synchronize(self) -> None:
-        if self._is_cuda:
-            torch.cuda.synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 def _measure(product: _Product, seconds: float) -> dict[Candidate, float]:
     """Return the seconds of a call by each candidate, the default first, if there are several."""
     deadline = time.perf_counter() + seconds
-    device = torch.device(product.device)
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        try:
-            trial = _Trial(product)
-            right = _right_candidates(product, trial, deadline)
-            return _interleaved(trial, right, device.type, deadline) if len(right) > 1 else {}
-        except RuntimeError as error:  # most likely out of memory
-            warn(f"amp_ext.tune: {product}: not measured: {error}")
-            return {}
+    try:
+        trial = _Trial(product)
+        right = _right_candidates(product, trial, deadline)
+        return _interleaved(trial, right, deadline) if len(right) > 1 else {}
+    except RuntimeError as error:  # most likely out of memory
+        warn(f"amp_ext.tune: {product}: not measured: {error}")
+        return {}
 
 
 def _right_candidates(product: _Product, trial: _Trial, deadline: float) -> list[Candidate]:
     """Return the candidates with the first one's result, while there is time."""
-    default, *others = trial.candidates()
+    default, *others = trial.candidates
     expected = trial.result(default)
     right, results = [default], [expected]  # kept: no memory holds another candidate's result
     for candidate in others:
@@ -349,14 +345,14 @@ def _is_near(product: _Product, result: torch.Tensor, expected: torch.Tensor) ->
 
 
 def _interleaved(
-    trial: _Trial, candidates: Sequence[Candidate], device_type: str, deadline: float
+    trial: _Trial, candidates: Sequence[Candidate], deadline: float
 ) -> dict[Candidate, float]:
     """Return the seconds of a call by each candidate, 20th percentile.
 
     The candidates are timed in turn, and in reverse.
     """
     shortest = min(trial.seconds(candidate, 1) for candidate in candidates)
-    calls = max(1, math.ceil(SAMPLE_SECONDS[device_type] / shortest))
+    calls = max(1, math.ceil(SAMPLE_SECONDS / shortest))
     samples: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
     for count in itertools.count(1):
         for candidate in candidates if count % 2 == 0 else reversed(candidates):

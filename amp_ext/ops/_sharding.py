@@ -85,14 +85,7 @@ def _register(tensor: ModuleType) -> None:
             out, mesh, result, run_check=False, shape=whole.shape, stride=whole.stride()
         )
 
-    def refuse(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(
-            f"{func._schema.name}: expected plain tensors, got a DTensor: amp_ext.ops.gemm "
-            "takes DTensors"
-        )
-
     torch.library.register_torch_dispatch("amp_ext::gemm", DTensor, multiply)
-    torch.library.register_torch_dispatch("amp_ext::gemm_accumulate_", DTensor, refuse)
 
 
 when_imported("torch.distributed.tensor", _register)

@@ -70,7 +70,7 @@ def gemm(
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
     """
     x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
-    return x.to(_result_type(a, b, out_dtype))
+    return x.to(torch.promote_types(a.dtype, b.dtype) if out_dtype is None else out_dtype)
 
 
 @cases(gemm)
@@ -150,10 +150,6 @@ def _sum(
     if bias is not None:
         result = result + bias.double()
     return result
-
-
-def _result_type(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    return torch.promote_types(a.dtype, b.dtype) if out_dtype is None else out_dtype
 
 
 def _example_operands() -> dict[str, Any]:

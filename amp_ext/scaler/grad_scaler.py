@@ -22,9 +22,13 @@ unscaled gradients. Wrappers of torch's LR schedulers do not count; global step 
 FOUND_INF, wrappers and hooks see scaled gradients and run in skipped steps, as under torch's
 scaler.
 
-A step with FOUND_INF leaves ``.grad`` unscaled and clipped, one with KERNELS leaves it as it was.
+``clip_grad_norm_`` leaves ``.grad`` scaled and unclipped for a step that unscales; with HOST it
+leaves ``.grad`` unscaled and clipped. A step with FOUND_INF leaves ``.grad`` unscaled and clipped,
+one with KERNELS leaves it as it was.
+
 The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(), and where
-users read, as in ``get_scale`` and ``state_dict``.
+users read, as in ``get_scale``, ``state_dict``, ``overflow_report`` and ``error_if_nonfinite``. A
+process without gradients, among several, waits in each pass.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ std::optional<const Backend*> gemm_backend(c10::DeviceType type, const std::stri
 
 void set_gemm_mode(const std::string& name) {
   const auto* const found = std::ranges::find(kModes, name);
-  TORCH_CHECK_VALUE(found != kModes.end(), "amp_ext: how products are computed must be auto, ",
-                    "kernel or library, got ", name);
+  TORCH_CHECK_VALUE(found != kModes.end(), "AMP_EXT_GEMM must be auto, kernel or library, got ",
+                    name);
   mode = static_cast<GemmMode>(found - kModes.begin());
 }
 std::string gemm_mode() { return kModes[static_cast<int>(mode.load())]; }
