@@ -63,7 +63,7 @@ const Kernels& kernels() {
 
 // Returns a bit of leaf 7 of CPUID, unless torch's variable excludes AVX-512. Register 0 is EAX and
 // 3 is EDX.
-bool has_feature(unsigned subleaf, int index, int bit) {
+bool has_feature([[maybe_unused]] unsigned subleaf, int index, int bit) {
   unsigned registers[4] = {};
 #ifdef AMP_EXT_X86
   __get_cpuid_count(7, subleaf, &registers[0], &registers[1], &registers[2], &registers[3]);
@@ -74,11 +74,13 @@ bool has_feature(unsigned subleaf, int index, int bit) {
 }  // namespace
 
 bool has_products_of(DType type) {
+  // AVX512_FP16 and AVX512_BF16
   static const bool f16 = has_feature(0, 3, 23), bf16 = has_feature(1, 0, 5);
   return (type == DType::f16 && f16) || (type == DType::bf16 && bf16);
 }
 
 bool has_tiles_of(DType type) {
+  // AMX_FP16 and AMX_BF16
   static const bool f16 = has_feature(1, 0, 21), bf16 = has_feature(0, 3, 22);
   return (type == DType::f16 && f16) || (type == DType::bf16 && bf16);
 }
