@@ -231,12 +231,13 @@ def cpu_units() -> list[Unit]:
     """Return the units of libamp_ext_cpu.so."""
     units: list[Unit] = []
     x86 = platform.machine() in ("x86_64", "AMD64")
-    # Square roots are vectorised where they need not set errno.
+    # Square roots and conditions are vectorised where they need not set errno or trap.
     cpu = [
         *host_flags(),
         "-Icsrc/cpu",
         "-fopenmp-simd",
         "-fno-math-errno",
+        "-fno-trapping-math",
         *(["-DAMP_EXT_X86"] if x86 else []),
     ]
     for source in sorted(Path("csrc/cpu").rglob("*.cpp")):

@@ -1,7 +1,7 @@
 // Multiplies BF16 operands into FP32 by the processor's BF16 instructions, in tasks of many blocks.
 // Each task packs the operands of its own part: reading them from another thread's cache may take
 // longer than packing them again.
-#include "gemm/large.h"
+#include "gemm/plan.h"
 
 #ifdef AMP_EXT_X86
 #include <emmintrin.h>
@@ -152,65 +152,64 @@ void pack_b(const Lines& from, int64_t k, uint32_t* to) {
   }
 }
 
-}  // namespace
-
-bool Blocks::can(const GemmArgs& g, const Host& host) {
-  return g.a.dtype == DType::bf16 && g.b.dtype == DType::bf16 && has_products_of(DType::bf16) &&
-         host.has_block_gemm() && layout_of(g.a, g.m, g.k).ld && layout_of(g.b, g.k, g.n).ld;
-}
-
-Blocks::Blocks(const GemmArgs& g, int64_t rows, int64_t columns, int64_t threads)
-    : g_(g),
-      rows_(rows),
-      columns_(columns),
-      steps_(round_up(std::min(g.k, kMostDepth), kStepUnit)),
-      tasks_(1) {
-  const auto is_uneven = [&] { return round_up(tasks_, threads) > tasks_ + tasks_ / 8; };
-  while (is_uneven() && std::max(rows_, columns_) > (tasks_ < threads ? kBlock : kDivisible)) {
-    int64_t& longest = rows_ > columns_ ? rows_ : columns_;
-    longest = round_up((longest + 1) / 2, kUnit);
-    tasks_ = pieces(rows, rows_) * pieces(columns, columns_);
-  }
-}
-
-int64_t Blocks::workspace() const { return tasks_ * task_floats(); }
-
-int64_t Blocks::task_floats() const { return (rows_ * (steps_ + kPadding) + kBlock * steps_) / 2; }
-
-void Blocks::multiply(const Part& part, float* workspace, const Host& host) {
-  const int64_t across = pieces(part.columns.size, columns_), down = pieces(part.rows.size, rows_);
-  parallel(host, across * down, grain(kMultiplyGrain, rows_ * columns_ * g_.k),
-           [&](int64_t begin, int64_t end) {
-             for (int64_t task = begin; task < end; ++task) {
-               const Range rows = piece(part.rows, task % down, rows_);
-               const Range columns = piece(part.columns, task / down, columns_);
-               float* const c = part.c + (rows.begin - part.rows.begin) * part.ldc + columns.begin -
-                                part.columns.begin;
-               multiply_task({part.matrix, rows, columns, c, part.ldc, part.adds},
-                             workspace + task * task_floats(), host);
-             }
-           });
-}
-
-void Blocks::multiply_task(const Part& part, float* workspace, const Host& host) const {
-  const Layout a = layout_of(g_.a, g_.m, g_.k), b = layout_of(g_.b, g_.k, g_.n);
+// Multiplies a task's part; `steps` is the most steps of k at a time.
+void multiply_task(const GemmArgs& g, const Part& part, int64_t steps, float* workspace,
+                   const Host& host) {
+  const Layout a = layout_of(g.a, g.m, g.k), b = layout_of(g.b, g.k, g.n);
   auto* const packed_b = reinterpret_cast<uint32_t*>(workspace);
-  auto* const packed_a = reinterpret_cast<uint16_t*>(workspace + kBlock * steps_ / 2);
-  for (int64_t p = 0; p < g_.k; p += steps_) {
-    const Range depth{p, std::min(steps_, g_.k - p)};
+  auto* const packed_a = reinterpret_cast<uint16_t*>(workspace + kBlock * steps / 2);
+  for (int64_t p = 0; p < g.k; p += steps) {
+    const Range depth{p, std::min(steps, g.k - p)};
     const int64_t k = round_up(depth.size, kStepUnit), lda = k + kPadding;
     for (int64_t j = 0; j < part.columns.size; j += kBlock) {
       const Range columns = piece(part.columns, j / kBlock, kBlock);
-      pack_b(lines_of(g_.b, b, part.matrix, depth, columns), k, packed_b);
+      pack_b(lines_of(g.b, b, part.matrix, depth, columns), k, packed_b);
       for (int64_t i = 0; i < part.rows.size; i += kBlock) {
         const Range rows = piece(part.rows, i / kBlock, kBlock);
         uint16_t* const packed_rows = packed_a + i * lda;
-        if (j == 0) pack_a(lines_of(g_.a, a, part.matrix, rows, depth), k, packed_rows, lda);
+        if (j == 0) pack_a(lines_of(g.a, a, part.matrix, rows, depth), k, packed_rows, lda);
         host.block_gemm({packed_rows, packed_b, part.c + i * part.ldc + j, DType::bf16, rows.size,
                          columns.size, k, lda, kBlock, part.ldc, false, false, part.adds || p > 0});
       }
     }
   }
+}
+
+}  // namespace
+
+bool can_multiply_in_blocks(const GemmArgs& g, const Host& host) {
+  return g.a.dtype == DType::bf16 && g.b.dtype == DType::bf16 && has_products_of(DType::bf16) &&
+         host.has_block_gemm() && layout_of(g.a, g.m, g.k).ld && layout_of(g.b, g.k, g.n).ld;
+}
+
+Plan plan_blocks(const GemmArgs& g, const Host& host) {
+  const int64_t most_rows = std::min(g.m, kBlockExtent), most_columns = std::min(g.n, kBlockExtent);
+  const int64_t threads = host.threads();
+  // The extents of a task.
+  int64_t m = most_rows, n = most_columns, tasks = 1;
+  const auto is_uneven = [&] { return round_up(tasks, threads) > tasks + tasks / 8; };
+  while (is_uneven() && std::max(m, n) > (tasks < threads ? kBlock : kDivisible)) {
+    int64_t& longest = m > n ? m : n;
+    longest = round_up((longest + 1) / 2, kUnit);
+    tasks = pieces(most_rows, m) * pieces(most_columns, n);
+  }
+  const int64_t steps = round_up(std::min(g.k, kMostDepth), kStepUnit);
+  const int64_t task_floats = (m * (steps + kPadding) + kBlock * steps) / 2;
+  const auto multiply = [=, &g, &host](const Part& part, float* workspace) {
+    const int64_t across = pieces(part.columns.size, n), down = pieces(part.rows.size, m);
+    parallel(host, across * down, grain(kMultiplyGrain, m * n * g.k),
+             [&](int64_t begin, int64_t end) {
+               for (int64_t task = begin; task < end; ++task) {
+                 const Range rows = piece(part.rows, task % down, m);
+                 const Range columns = piece(part.columns, task / down, n);
+                 float* const c = part.c + (rows.begin - part.rows.begin) * part.ldc +
+                                  columns.begin - part.columns.begin;
+                 multiply_task(g, {part.matrix, rows, columns, c, part.ldc, part.adds}, steps,
+                               workspace + task * task_floats, host);
+               }
+             });
+  };
+  return {most_rows, most_columns, tasks * task_floats, multiply};
 }
 
 }  // namespace amp_ext::cpu

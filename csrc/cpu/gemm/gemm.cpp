@@ -1,13 +1,9 @@
 // Computes matrix products of 16-bit operands with FP32 sums and one rounding. The library
 // multiplies directly if the processor has AMX for the type, in packed blocks if it has other BF16
 // instructions, else widened to FP32 block by block.
-#include <algorithm>
-#include <memory>
-#include <utility>
-
 #include "backend.h"
-#include "gemm/large.h"
 #include "gemm/operand.h"
+#include "gemm/plan.h"
 #include "isa/rows.h"
 #include "isa/span.h"
 
@@ -65,43 +61,21 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
   }
 }
 
-// A way to multiply, and the extents of the parts that it multiplies at a time.
-struct Plan {
-  std::unique_ptr<Multiplier> multiplier;
-  int64_t rows;
-  int64_t columns;
-};
-
 Plan plan_of(const GemmArgs& g, const Host& host) {
   const bool is_free = g.variant == 0;
-  int64_t rows = std::min(g.m, kBlockExtent), columns = std::min(g.n, kBlockExtent);
-  if (is_free && has_few_rows(g, host)) return {std::make_unique<FewRows>(g), rows, columns};
-  if ((is_free ? has_tiles_of(g.a.dtype) : g.variant == kDirect) && Direct::can(g, host))
-    return {std::make_unique<Direct>(g), rows, columns};
-  if ((is_free || g.variant == kBlocks) && Blocks::can(g, host))
-    return {std::make_unique<Blocks>(g, rows, columns, host.threads()), rows, columns};
-  const int64_t threads = host.threads();
-  int64_t depth = g.k, share = g.k;
-  if (depth > kMostDepth) {
-    // Operands are widened again for each block of the other: rows and columns stay.
-    const int64_t floats = rows * columns + (rows + columns) * kCachedExtent;
-    const bool has_shares =
-        threads > 1 && threads * floats <= kMostWorkspace && threads * kCachedExtent <= g.k;
-    depth = has_shares ? kCachedExtent : cached_extent(g.k, std::max(rows, columns), threads);
-    if (has_shares) share = (g.k + threads - 1) / threads;
-  } else {
-    // One block of a stays widened for all columns, or one block of b for all rows.
-    rows = cached_extent(g.m, g.k, threads);
-    if (rows == g.m) columns = cached_extent(g.n, std::max(g.m, g.k), threads);
-  }
-  return {std::make_unique<Widening>(g, rows, columns, depth, share), rows, columns};
+  if (is_free && has_few_rows(g, host)) return plan_few_rows(g, host);
+  const bool prefers_direct = is_free ? has_tiles_of(g.a.dtype) : g.variant == kDirect;
+  if (prefers_direct && can_multiply_directly(g, host)) return plan_direct(g, host);
+  if ((is_free || g.variant == kBlocks) && can_multiply_in_blocks(g, host))
+    return plan_blocks(g, host);
+  return plan_widening(g, host);
 }
 
 void multiply(const GemmArgs& g, Range batches, const Host& host) {
-  const auto [multiplier, mb, nb] = plan_of(g, host);
+  const auto [mb, nb, floats, multiply_part] = plan_of(g, host);
   const bool direct = is_sum(g), adds = direct && adds_to_out(g);
   const int64_t ld_sums = round_up(nb, kLineUnit), sum_count = direct ? 0 : mb * ld_sums;
-  float* const sums = host.workspace(sum_count + multiplier->workspace());
+  float* const sums = host.workspace(sum_count + floats);
   float* const workspace = sums + sum_count;
 
   for (int64_t batch = batches.begin; batch < batches.begin + batches.size; ++batch) {
@@ -116,8 +90,8 @@ void multiply(const GemmArgs& g, Range batches, const Host& host) {
           for (int64_t r = 0; r < rows.size; ++r) std::fill_n(c + r * ldc, columns.size, 0.0f);
         }
         for (int64_t term = 0; term < (g.k ? g.terms : 0); ++term) {
-          multiplier->multiply({batch * g.terms + term, rows, columns, c, ldc, adds || term > 0},
-                               workspace, host);
+          multiply_part({batch * g.terms + term, rows, columns, c, ldc, adds || term > 0},
+                        workspace);
         }
         if (direct) continue;
         parallel(host, rows.size, grain(kConvertGrain, columns.size),
@@ -137,7 +111,7 @@ const char* CpuBackend::why_not(const GemmArgs& g, int) const {
 }
 
 const char* CpuBackend::why_slow(const GemmArgs& g, int) const {
-  const bool in_blocks = !has_tiles_of(g.a.dtype) && Blocks::can(g, host_);
+  const bool in_blocks = !has_tiles_of(g.a.dtype) && can_multiply_in_blocks(g, host_);
   const int64_t small = in_blocks ? kSmallInBlocks : kSmallProduct;
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= small;
   const bool has_few_enough = g.m <= kMostRowsBesideTorch && has_few_rows(g, host_);
@@ -148,8 +122,8 @@ const char* CpuBackend::why_slow(const GemmArgs& g, int) const {
 
 std::vector<int64_t> CpuBackend::gemm_variants(const GemmArgs& g, Services&) const {
   std::vector<int64_t> variants{0};
-  if (Direct::can(g, host_)) variants.push_back(kDirect);
-  if (Blocks::can(g, host_)) variants.push_back(kBlocks);
+  if (can_multiply_directly(g, host_)) variants.push_back(kDirect);
+  if (can_multiply_in_blocks(g, host_)) variants.push_back(kBlocks);
   return variants;
 }
 

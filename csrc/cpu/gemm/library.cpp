@@ -1,6 +1,74 @@
-#include "gemm/large.h"
+// Multiplies by the library's GEMM: 16-bit operands in place, or blocks widened to fp32.
+#include "gemm/plan.h"
 
 namespace amp_ext::cpu {
+namespace {
+
+// Extents of cached parts are multiples of this, unless they end the matrix.
+constexpr int64_t kRowGroup = 64;
+
+// The fewest lines of a widened block for each thread, and the elements of more lines, which stay
+// in the thread's cache until they are read.
+constexpr int64_t kCachedExtent = 256, kCachedElements = 1 << 16;
+
+int64_t cached_extent(int64_t extent, int64_t other, int64_t threads) {
+  const int64_t lines = kCachedElements / std::max<int64_t>(other, 1) / kRowGroup * kRowGroup;
+  return std::min({extent, kBlockExtent, threads * std::max(kCachedExtent, lines)});
+}
+
+// The operands of a product, and memory for a block of each.
+struct Operands {
+  Widened a, b;
+  float *a_block, *b_block;
+};
+
+void multiply_widened(const Part& part, Range depths, int64_t step, Operands& x, const Host& host) {
+  for (int64_t p = 0; p < depths.size; p += step) {
+    const Range depth{depths.begin + p, std::min(step, depths.size - p)};
+    const Block& a = x.a.block(part.matrix, part.rows, depth, x.a_block, host);
+    const Block& b = x.b.block(part.matrix, depth, part.columns, x.b_block, host);
+    host.library_gemm({a.data, b.data, part.c, DType::f32, part.rows.size, part.columns.size,
+                       depth.size, a.ld, b.ld, part.ldc, a.transposed, b.transposed,
+                       part.adds || p > 0});
+  }
+}
+
+// Lets each thread add up a share of k, and wait for no other.
+Plan plan_shares(const GemmArgs& g, int64_t rows, int64_t columns, const Host& host) {
+  const int64_t share = (g.k + host.threads() - 1) / host.threads();
+  const int64_t shares = (g.k + share - 1) / share;
+  const int64_t block_floats = (rows + columns) * kCachedExtent;
+  const auto multiply = [=, &g, &host](const Part& part, float* workspace) {
+    const int64_t n = part.columns.size, size = part.rows.size * n;
+    float* const partial_sums = workspace + shares * block_floats;
+    parallel(host, shares, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        Part own = part;
+        if (i > 0) {
+          own.c = partial_sums + (i - 1) * size;
+          own.ldc = n;
+          own.adds = false;
+        }
+        float* const blocks = workspace + i * block_floats;
+        Operands operands{Widened(g.a), Widened(g.b), blocks, blocks + rows * kCachedExtent};
+        const Range depths{i * share, std::min(share, g.k - i * share)};
+        multiply_widened(own, depths, kCachedExtent, operands, host);
+      }
+    });
+    parallel(host, part.rows.size, grain(kConvertGrain, n * shares),
+             [&](int64_t begin, int64_t end) {
+               for (int64_t r = begin; r < end; ++r) {
+                 for (int64_t i = 1; i < shares; ++i) {
+                   const float* const from = partial_sums + (i - 1) * size + r * n;
+                   for (int64_t j = 0; j < n; ++j) part.c[r * part.ldc + j] += from[j];
+                 }
+               }
+             });
+  };
+  return {rows, columns, shares * block_floats + (shares - 1) * rows * columns, multiply};
+}
+
+}  // namespace
 
 Layout layout_of(const MatrixRef& x, int64_t rows, int64_t columns) {
   if (x.column_stride == 1 && (rows == 1 || x.row_stride >= columns))
@@ -10,67 +78,44 @@ Layout layout_of(const MatrixRef& x, int64_t rows, int64_t columns) {
   return {};
 }
 
-bool Direct::can(const GemmArgs& g, const Host& host) {
+bool can_multiply_directly(const GemmArgs& g, const Host& host) {
   const bool is_16_bit = g.a.dtype == DType::f16 || g.a.dtype == DType::bf16;
   return host.has_16_bit_gemm && is_16_bit && g.a.dtype == g.b.dtype &&
          layout_of(g.a, g.m, g.k).ld && layout_of(g.b, g.k, g.n).ld;
 }
 
-void Direct::multiply(const Part& part, float*, const Host& host) {
-  const Layout a = layout_of(g_.a, g_.m, g_.k), b = layout_of(g_.b, g_.k, g_.n);
-  host.library_gemm({address(g_.a, part.matrix, part.rows.begin, 0),
-                     address(g_.b, part.matrix, 0, part.columns.begin), part.c, g_.a.dtype,
-                     part.rows.size, part.columns.size, g_.k, a.ld, b.ld, part.ldc, a.transposed,
-                     b.transposed, part.adds});
+Plan plan_direct(const GemmArgs& g, const Host& host) {
+  const Layout a = layout_of(g.a, g.m, g.k), b = layout_of(g.b, g.k, g.n);
+  const auto multiply = [=, &g, &host](const Part& part, float*) {
+    host.library_gemm({address(g.a, part.matrix, part.rows.begin, 0),
+                       address(g.b, part.matrix, 0, part.columns.begin), part.c, g.a.dtype,
+                       part.rows.size, part.columns.size, g.k, a.ld, b.ld, part.ldc, a.transposed,
+                       b.transposed, part.adds});
+  };
+  return {std::min(g.m, kBlockExtent), std::min(g.n, kBlockExtent), 0, multiply};
 }
 
-Widening::Widening(const GemmArgs& g, int64_t rows, int64_t columns, int64_t depth, int64_t share)
-    : g_(g), rows_(rows), columns_(columns), depth_(depth), share_(share), a_(g.a), b_(g.b) {}
-
-int64_t Widening::workspace() const {
-  return shares() * block_floats() + (shares() - 1) * rows_ * columns_;
-}
-
-void Widening::multiply(const Part& part, float* workspace, const Host& host) {
-  if (shares() == 1) return multiply_depths(part, {0, g_.k}, a_, b_, workspace, host);
-  const int64_t size = part.rows.size * part.columns.size;
-  float* const partial_sums = workspace + shares() * block_floats();
-  parallel(host, shares(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      Part own = part;
-      if (i > 0) {
-        own.c = partial_sums + (i - 1) * size;
-        own.ldc = part.columns.size;
-        own.adds = false;
-      }
-      Widened a(g_.a), b(g_.b);
-      const Range depths{i * share_, std::min(share_, g_.k - i * share_)};
-      multiply_depths(own, depths, a, b, workspace + i * block_floats(), host);
-    }
-  });
-  const int64_t n = part.columns.size;
-  parallel(host, part.rows.size, grain(kConvertGrain, n * shares()),
-           [&](int64_t begin, int64_t end) {
-             for (int64_t r = begin; r < end; ++r) {
-               for (int64_t i = 1; i < shares(); ++i) {
-                 const float* const from = partial_sums + (i - 1) * size + r * n;
-                 for (int64_t j = 0; j < n; ++j) part.c[r * part.ldc + j] += from[j];
-               }
-             }
-           });
-}
-
-void Widening::multiply_depths(const Part& part, Range depths, Widened& a, Widened& b,
-                               float* workspace, const Host& host) const {
-  for (int64_t p = 0; p < depths.size; p += depth_) {
-    const Range depth{depths.begin + p, std::min(depth_, depths.size - p)};
-    const Block& left = a.block(part.matrix, part.rows, depth, workspace, host);
-    const Block& right =
-        b.block(part.matrix, depth, part.columns, workspace + rows_ * depth_, host);
-    host.library_gemm({left.data, right.data, part.c, DType::f32, part.rows.size, part.columns.size,
-                       depth.size, left.ld, right.ld, part.ldc, left.transposed, right.transposed,
-                       part.adds || p > 0});
+Plan plan_widening(const GemmArgs& g, const Host& host) {
+  const int64_t threads = host.threads();
+  int64_t rows = std::min(g.m, kBlockExtent), columns = std::min(g.n, kBlockExtent), depth = g.k;
+  if (depth > kMostDepth) {
+    // Operands are widened again for each block of the other: rows and columns stay.
+    const int64_t floats = rows * columns + (rows + columns) * kCachedExtent;
+    if (threads > 1 && threads * floats <= kMostWorkspace && threads * kCachedExtent <= g.k)
+      return plan_shares(g, rows, columns, host);
+    depth = cached_extent(g.k, std::max(rows, columns), threads);
+  } else {
+    // One block of a stays widened for all columns, or one block of b for all rows.
+    rows = cached_extent(g.m, g.k, threads);
+    if (rows == g.m) columns = cached_extent(g.n, std::max(g.m, g.k), threads);
   }
+  const auto multiply = [=, &g, &host, x = Operands{Widened(g.a), Widened(g.b), nullptr, nullptr}](
+                            const Part& part, float* workspace) mutable {
+    x.a_block = workspace;
+    x.b_block = workspace + rows * depth;
+    multiply_widened(part, {0, g.k}, depth, x, host);
+  };
+  return {rows, columns, (rows + columns) * depth, multiply};
 }
 
 }  // namespace amp_ext::cpu

@@ -56,52 +56,33 @@ Kernels choose() {
   return {baseline::kernels, baseline::row_kernels, baseline::update_kernels};
 }
 
-// Whether the processor multiplies 16-bit types with FP32 sums, and whether by AMX (tiles).
-struct Products {
-  bool f16 = false;
-  bool bf16 = false;
-  bool f16_tiles = false;
-  bool bf16_tiles = false;
-};
-
-Products find_products() {
-  Products found;
-#ifdef AMP_EXT_X86
-  constexpr unsigned kAvx512Fp16 = 1 << 23, kAmxBf16 = 1 << 22, kAvx512Bf16 = 1 << 5,
-                     kAmxFp16 = 1 << 21;
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  if (!allowed("avx512")) return found;
-  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
-    found.f16 = edx & kAvx512Fp16;
-    found.bf16_tiles = edx & kAmxBf16;
-  }
-  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) {
-    found.bf16 = eax & kAvx512Bf16;
-    found.f16_tiles = eax & kAmxFp16;
-  }
-#endif
-  return found;
-}
-
-const Products& products() {
-  static const Products found = find_products();
-  return found;
-}
-
 const Kernels& kernels() {
   static const Kernels chosen = choose();
   return chosen;
 }
 
+// Returns a bit of leaf 7 of CPUID, unless torch's variable excludes AVX-512. Register 0 is EAX and
+// 3 is EDX.
+bool has_feature([[maybe_unused]] unsigned subleaf, int index, int bit) {
+  unsigned registers[4] = {};
+#ifdef AMP_EXT_X86
+  __get_cpuid_count(7, subleaf, &registers[0], &registers[1], &registers[2], &registers[3]);
+#endif
+  return allowed("avx512") && (registers[index] >> bit & 1);
+}
+
 }  // namespace
 
 bool has_products_of(DType type) {
-  return (type == DType::f16 && products().f16) || (type == DType::bf16 && products().bf16);
+  // AVX512_FP16 and AVX512_BF16
+  static const bool f16 = has_feature(0, 3, 23), bf16 = has_feature(1, 0, 5);
+  return (type == DType::f16 && f16) || (type == DType::bf16 && bf16);
 }
 
 bool has_tiles_of(DType type) {
-  return (type == DType::f16 && products().f16_tiles) ||
-         (type == DType::bf16 && products().bf16_tiles);
+  // AMX_FP16 and AMX_BF16
+  static const bool f16 = has_feature(1, 0, 21), bf16 = has_feature(0, 3, 22);
+  return (type == DType::f16 && f16) || (type == DType::bf16 && bf16);
 }
 
 const SpanKernels& span_kernels() { return kernels().span; }

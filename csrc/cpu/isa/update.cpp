@@ -50,92 +50,79 @@ class Tile {
   float copy_[kTile];
 };
 
-void store_param(const UpdateRef& span, Tile& param, int64_t at, const uint32_t* key) {
-  param.store(key, static_cast<uint32_t>(at), 0, 0);
-  if (span.copy)
-    param.round_to_nearest(span.copy_dtype,
-                           static_cast<char*>(span.copy) + at * size_of(span.copy_dtype));
+void store_param(const UpdateRef& u, Tile& param, int64_t at, const uint32_t* key, uint32_t first) {
+  param.store(key, first, 0, 0);
+  if (u.copy)
+    param.round_to_nearest(u.copy_dtype, static_cast<char*>(u.copy) + at * size_of(u.copy_dtype));
 }
 
-// Calls tile(at, count) for tiles that cover n elements.
+// Calls body(first, count) for tiles that cover n elements.
 template <class Body>
 inline void for_each_tile(int64_t n, Body body) {
-  for (int64_t at = 0; at < n; at += kTile)
-    body(at, static_cast<int>(n - at < kTile ? n - at : kTile));
+  for (int64_t first = 0; first < n; first += kTile)
+    body(static_cast<uint32_t>(first), static_cast<int>(n - first < kTile ? n - first : kTile));
 }
 
-void update_moments(const AdamFactors& factors, int n, const float* __restrict param,
-                    const float* __restrict grad, float* __restrict exp_avg,
-                    float* __restrict exp_avg_sq) {
-  const AdamFactors f = factors;
-  for (int i = 0; i < n; ++i) {
-    const float g = used_gradient(f, grad[i], param[i]);
-    exp_avg[i] = next_exp_avg(f, exp_avg[i], g);
-    exp_avg_sq[i] = next_exp_avg_sq(f, exp_avg_sq[i], g);
-  }
-}
-
-void keep_largest(int n, float* __restrict largest, const float* __restrict exp_avg_sq) {
-  for (int i = 0; i < n; ++i) largest[i] = larger(largest[i], exp_avg_sq[i]);
-}
-
-void update_params(const AdamFactors& factors, int n, float* __restrict param,
-                   const float* __restrict exp_avg, const float* __restrict exp_avg_sq) {
-  const AdamFactors f = factors;
-  for (int i = 0; i < n; ++i) param[i] = next_param(f, param[i], exp_avg[i], exp_avg_sq[i]);
-}
-
-void adam(const UpdateRef& span, const AdamFactors& factors, const uint32_t* key) {
-  for_each_tile(span.numel, [&](int64_t at, int count) {
-    Tile param(span.param, span.param_dtype, at, count);
-    Tile grad(span.grad, span.grad_dtype, at, count);
-    Tile exp_avg(span.exp_avg, span.exp_avg_dtype, at, count);
-    Tile exp_avg_sq(span.exp_avg_sq, span.exp_avg_sq_dtype, at, count);
-    update_moments(factors, count, param.data(), grad.data(), exp_avg.data(), exp_avg_sq.data());
-    const auto first = static_cast<uint32_t>(at);
-    if (span.max_exp_avg_sq) {
-      Tile largest(span.max_exp_avg_sq, span.exp_avg_sq_dtype, at, count);
-      keep_largest(count, largest.data(), exp_avg_sq.data());
-      update_params(factors, count, param.data(), exp_avg.data(), largest.data());
-      largest.store(key, first, 1, 16);
+void adam(const UpdateRef& u, int64_t begin, int64_t n, const AdamFactors& factors,
+          const uint32_t* key) {
+  for_each_tile(n, [&](uint32_t first, int count) {
+    const AdamFactors f = factors;  // a copy that no store can change
+    const int64_t at = begin + first;
+    Tile param(u.param, u.param_dtype, at, count);
+    Tile grad(u.grad, u.grad_dtype, at, count);
+    Tile exp_avg(u.exp_avg, u.exp_avg_dtype, at, count);
+    Tile exp_avg_sq(u.exp_avg_sq, u.exp_avg_sq_dtype, at, count);
+    float *const p = param.data(), *const g = grad.data();
+    float *const m = exp_avg.data(), *const v = exp_avg_sq.data();
+#pragma omp simd
+    for (int i = 0; i < count; ++i) {
+      const float used = used_gradient(f, g[i], p[i]);
+      m[i] = next_exp_avg(f, m[i], used);
+      v[i] = next_exp_avg_sq(f, v[i], used);
+    }
+    const auto update_params = [&](const float* squares) {
+#pragma omp simd
+      for (int i = 0; i < count; ++i) p[i] = next_param(f, p[i], m[i], squares[i]);
+    };
+    if (u.max_exp_avg_sq) {
+      Tile max_exp_avg_sq(u.max_exp_avg_sq, u.exp_avg_sq_dtype, at, count);
+      float* const most = max_exp_avg_sq.data();
+#pragma omp simd
+      for (int i = 0; i < count; ++i) most[i] = larger(most[i], v[i]);
+      update_params(most);
+      max_exp_avg_sq.store(key, first, 1, 16);
     } else {
-      update_params(factors, count, param.data(), exp_avg.data(), exp_avg_sq.data());
+      update_params(v);
     }
     exp_avg.store(key, first, 0, 16);
     exp_avg_sq.store(key, first, 1, 0);
-    store_param(span, param, at, key);
+    store_param(u, param, at, key, first);
   });
 }
 
-void update_momentum(const SgdFactors& factors, int n, float* __restrict param,
-                     const float* __restrict grad, float* __restrict momentum) {
-  const SgdFactors f = factors;
-  for (int i = 0; i < n; ++i) {
-    const float g = used_gradient(f, grad[i], param[i]);
-    momentum[i] = next_momentum(f, momentum[i], g);
-    param[i] = next_param(f, param[i], with_lookahead(f, momentum[i], g));
-  }
-}
-
-void descend(const SgdFactors& factors, int n, float* __restrict param,
-             const float* __restrict grad) {
-  const SgdFactors f = factors;
-  for (int i = 0; i < n; ++i)
-    param[i] = next_param(f, param[i], used_gradient(f, grad[i], param[i]));
-}
-
-void sgd(const UpdateRef& span, const SgdFactors& factors, const uint32_t* key) {
-  for_each_tile(span.numel, [&](int64_t at, int count) {
-    Tile param(span.param, span.param_dtype, at, count);
-    Tile grad(span.grad, span.grad_dtype, at, count);
-    if (span.exp_avg) {
-      Tile momentum(span.exp_avg, span.exp_avg_dtype, at, count);
-      update_momentum(factors, count, param.data(), grad.data(), momentum.data());
-      momentum.store(key, static_cast<uint32_t>(at), 0, 16);
+void sgd(const UpdateRef& u, int64_t begin, int64_t n, const SgdFactors& factors,
+         const uint32_t* key) {
+  for_each_tile(n, [&](uint32_t first, int count) {
+    const SgdFactors f = factors;  // a copy that no store can change
+    const int64_t at = begin + first;
+    Tile param(u.param, u.param_dtype, at, count);
+    Tile grad(u.grad, u.grad_dtype, at, count);
+    float *const p = param.data(), *const g = grad.data();
+    if (u.exp_avg) {
+      Tile momentum(u.exp_avg, u.exp_avg_dtype, at, count);
+      float* const m = momentum.data();
+#pragma omp simd
+      for (int i = 0; i < count; ++i) {
+        const float used = used_gradient(f, g[i], p[i]);
+        m[i] = next_momentum(f, m[i], used);
+        p[i] = next_param(f, p[i], with_lookahead(f, m[i], used));
+      }
+      momentum.store(key, first, 0, 16);
     } else {
-      descend(factors, count, param.data(), grad.data());
+#pragma omp simd
+      for (int i = 0; i < count; ++i) p[i] = next_param(f, p[i], used_gradient(f, g[i], p[i]));
     }
-    store_param(span, param, at, key);
+    store_param(u, param, at, key, first);
   });
 }
 

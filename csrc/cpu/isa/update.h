@@ -6,11 +6,13 @@
 
 namespace amp_ext::cpu {
 
-// Update all elements of `span`, at most a chunk, but not its step. `key` is a noise_key; null
-// rounds to nearest.
+// Update n elements of a tensor from `begin` on, a chunk, but not its step. `key` is a noise_key;
+// null rounds to nearest.
 struct UpdateKernels {
-  void (*adam)(const UpdateRef& span, const AdamFactors& factors, const uint32_t* key);
-  void (*sgd)(const UpdateRef& span, const SgdFactors& factors, const uint32_t* key);
+  void (*adam)(const UpdateRef& u, int64_t begin, int64_t n, const AdamFactors& factors,
+               const uint32_t* key);
+  void (*sgd)(const UpdateRef& u, int64_t begin, int64_t n, const SgdFactors& factors,
+              const uint32_t* key);
 };
 
 // Returns the kernels of the widest instruction set that this processor runs.

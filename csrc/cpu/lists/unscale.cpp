@@ -8,7 +8,7 @@
 
 namespace amp_ext::cpu {
 
-Status CpuBackend::unscale(const UnscaleArgs& args, Services&) const {
+Status CpuBackend::unscale(const UnscaleArgs& args, Services& services) const {
   const float inv_scale = *args.inv_scale;
   float coefficient = 1.0f;
   if (args.norm) {
@@ -17,17 +17,15 @@ Status CpuBackend::unscale(const UnscaleArgs& args, Services&) const {
       return Status::ok;
     }
     coefficient = clip_coefficient(*args.norm, args.max_norm);
-    if (inv_scale == 1.0f && coefficient == 1.0f) return Status::ok;
   }
+  if (inv_scale == 1.0f && coefficient == 1.0f)
+    return args.norm ? Status::ok : check_finite({args.grads, args.found_inf}, services);
   const SpanKernels& span = span_kernels();
   std::atomic<bool> found{false};
   for_each_chunk(args.grads, host_, [&](const TensorRef& t, const Chunk& chunk) {
-    const int type = static_cast<int>(t.dtype);
     void* data = element(t.data, t.dtype, chunk.offset);
-    const bool bad = inv_scale == 1.0f && coefficient == 1.0f
-                         ? span.check_finite[type](data, chunk.numel)
-                         : span.unscale[type](data, chunk.numel, inv_scale, coefficient);
-    if (bad) found.store(true, std::memory_order_relaxed);
+    if (span.unscale[static_cast<int>(t.dtype)](data, chunk.numel, inv_scale, coefficient))
+      found.store(true, std::memory_order_relaxed);
   });
   if (found) *args.found_inf = 1.0f;
   return Status::ok;

@@ -10,7 +10,7 @@ Status CpuBackend::sgd(const SgdArgs& args, Services&) const {
   for_each_chunk(args.list, host_, [&](const UpdateRef& u, const Chunk& chunk) {
     const uint32_t update = u.step ? update_number(*u.step) : 0;
     const uint32_t key = options.stochastic_rounding ? key_of(update, chunk) : 0;
-    kernels.sgd(part_of(u, chunk), sgd_factors(options, step, /*is_first=*/update == 1),
+    kernels.sgd(u, chunk.offset, chunk.numel, sgd_factors(options, step, /*is_first=*/update == 1),
                 options.stochastic_rounding ? &key : nullptr);
   });
   advance_steps(args.list);
