@@ -20,13 +20,6 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "cuda_built", [] { return amp_ext::cuda_backend() != nullptr; },
       "Whether there are CUDA kernels.");
-  m.def(
-      "multiplies",
-      [](at::ScalarType type) {
-        const auto dtype = amp_ext::dtype_of(type);
-        return dtype && amp_ext::torch_has_products_of(*dtype);
-      },
-      "Whether this processor has instructions for products of a dtype.");
   m.def("set_gemm_mode", &amp_ext::set_gemm_mode);
   m.def("gemm_mode", &amp_ext::gemm_mode);
   m.def("use_backend", [](const std::string& device_type, const std::string& name) {
@@ -40,7 +33,6 @@ PYBIND11_MODULE(_C, m) {
         "Loads the backend of a shared library and returns the architectures of its GPU code, or "
         "raises ImportError, whose text ends with the remedy.");
   m.def("put_under_test", &amp_ext::put_under_test);
-  m.attr("GRAD_NORM_MAX_BLOCKS") = amp_ext::kGradNormMaxBlocks;
 
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);
   m.def("enter_region", &amp_ext::enter_region);

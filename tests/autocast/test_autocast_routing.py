@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import amp_ext
 from autocast_cases import BROADCAST, FORMS, LOW, Form, Seen
-from cases import assert_equal
+from cases import assert_equal, multiplies
 
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -41,7 +41,7 @@ def test_routed(form: Form, low: torch.dtype) -> None:
         addends = [16 * value + 2.0**-7 for value in values[count:]]
         tensors = [t.to(kind) for t, kind in zip(operands + addends, kinds, strict=True)]
         # torch's library rounds addends; it serves where the processor multiplies the dtype itself.
-        rounds = [j < count or amp_ext._C.multiplies(low) for j in range(len(values))]
+        rounds = [j < count or multiplies(low) for j in range(len(values))]
         exact = [t.to(low if r else t.dtype).double() for t, r in zip(tensors, rounds, strict=True)]
         for leaf in (*tensors, *exact):
             leaf.requires_grad_()
@@ -275,7 +275,7 @@ def layout(tensor: Tensor) -> list[tuple[int, int]]:
     torch's convolutions by FP16 instructions give dimensions of one element strides of their own.
     """
     dims = zip(tensor.shape, tensor.stride(), strict=True)
-    return [(size, stride) for size, stride in dims if size != 1 or not amp_ext._C.multiplies(FP16)]
+    return [(size, stride) for size, stride in dims if size != 1 or not multiplies(FP16)]
 
 
 @pytest.mark.parametrize("unbatched", [False, True], ids=["batched", "unbatched"])

@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import programs
 from amp_ext import _C, ops
+from cases import multiplies
 from fake_cuda.recorder import is_running
 from ptx_backend.backend import Ptx
 
@@ -26,7 +27,7 @@ def test_products_of_a_cpu() -> None:
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 def test_products_by_the_processors_instructions(dtype: torch.dtype) -> None:
     """torch multiplies by the processor's instructions, and reads past rows of a if k is odd."""
-    large = "library" if _C.multiplies(dtype) else "cpu"
+    large = "library" if multiplies(dtype) else "cpu"
     assert of(dtype, dtype, 256, 256, 256) == of(dtype, dtype, 64, 512, 512) == large
     assert of(dtype, dtype, 4, 512, 512) == of(dtype, dtype, 32, 64, 32) == "cpu"
     assert of(dtype, dtype, 256, 257, 256) == of(BF16, FP16, 256, 256, 256) == "cpu"
@@ -37,9 +38,9 @@ def test_products_by_the_processors_instructions(dtype: torch.dtype) -> None:
 
 def test_fewer_instructions_are_asked_for() -> None:
     """ATEN_CPU_CAPABILITY also turns off the instructions for 16-bit products."""
-    code = "import torch; from amp_ext import _C; "
-    code += "print(any(map(_C.multiplies, (torch.half, torch.bfloat16))))"
-    assert programs.output(code, ATEN_CPU_CAPABILITY="avx2") == "False\n"
+    code = "import torch; from amp_ext import _C; a = torch.ones(256, 256); "
+    code += "print([_C.Product(x, x).choose()[0] for x in (a.half(), a.bfloat16())])"
+    assert programs.output(code, ATEN_CPU_CAPABILITY="avx2") == "['cpu', 'cpu']\n"
 
 
 @pytest.mark.ptx

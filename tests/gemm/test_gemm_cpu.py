@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import _C, ops
-from cases import OPERANDS, TRANSPOSES, integers, stored, threads
+from cases import OPERANDS, TRANSPOSES, integers, multiplies, stored, threads
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def test_ways_that_a_table_chooses(
     a = OPERANDS[layouts[0]](integers((m, k), dtype, CPU))
     b = OPERANDS[layouts[1]](integers((k, n), dtype, CPU))
     wanted = _C.Product(a, b)
-    served = torch.backends.mkl.is_available() if variant == DIRECT else _C.multiplies(BF16)
+    served = torch.backends.mkl.is_available() if variant == DIRECT else multiplies(BF16)
     assert (("cpu", variant) in wanted.candidates(triton=False)) == served
     if not served:
         pytest.skip("needs MKL in torch" if variant == DIRECT else "needs BF16 instructions")
@@ -100,8 +100,9 @@ def test_ways_that_a_table_chooses(
 
 def test_oneDNN_may_be_turned_off() -> None:
     """If oneDNN is off, torch multiplies 16-bit types by its own loops."""
+    a = torch.ones(256, 256, dtype=BF16)
     with torch.backends.mkldnn.flags(enabled=False):
-        assert not _C.multiplies(BF16)
+        assert _C.Product(a, a).choose()[0] == "cpu"
 
 
 @pytest.mark.parametrize("m", [4, 8, 64])

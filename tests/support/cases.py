@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 CHUNKS = (16 * 1024, 64 * 1024)
 SIZES = (1, 2, 7, 33, *(chunk + step for chunk in CHUNKS for step in (-1, 0, 1)))
 """Numbers of elements around the sizes into which the backends cut a tensor."""
+
+
+def multiplies(dtype: torch.dtype) -> bool:
+    """Return whether torch computes products of a 16-bit dtype by the processor's instructions."""
+    flag = {torch.float16: "avx512_fp16", torch.bfloat16: "avx512_bf16"}[dtype]
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    return flag in Path("/proc/cpuinfo").read_text().split()
 
 
 def edges(size: int) -> list[int]:

@@ -88,6 +88,14 @@ std::optional<const Backend*> gemm_backend(c10::DeviceType type, const std::stri
 void run(const char* op, const Backend& backend, c10::Device device,
          c10::function_ref<Status(Services&)> launch);
 
+// Calls an op on lists by the device's backend.
+template <class Args>
+void run(const char* op, c10::Device device,
+         Status (ListBackend::*method)(const Args&, Services&) const, const Args& args) {
+  const Backend& backend = choose_verified(op, family_of(args), device);
+  run(op, backend, device, [&](Services& services) { return (backend.*method)(args, services); });
+}
+
 // Calls launch(services) likewise on a CUDA device, and returns its status. The function is in
 // cuda.cpp, or without the CUDA kernels in none.cpp, and so are the next three functions.
 Status run_on_cuda(c10::Device device, c10::function_ref<Status(Services&)> launch);

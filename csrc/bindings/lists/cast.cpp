@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "backends/backends.h"
 #include "backends/triton.h"
-#include "lists/run.h"
 #include "op.h"
 
 namespace amp_ext {

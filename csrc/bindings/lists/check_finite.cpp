@@ -1,7 +1,7 @@
 // check_finite.
+#include "backends/backends.h"
 #include "backends/triton.h"
 #include "lists/lists.h"
-#include "lists/run.h"
 #include "op.h"
 
 namespace amp_ext {

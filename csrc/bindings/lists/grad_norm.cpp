@@ -1,9 +1,9 @@
 // grad_norm.
 #include <ATen/ops/empty.h>
 
+#include "backends/backends.h"
 #include "backends/triton.h"
 #include "lists/lists.h"
-#include "lists/run.h"
 #include "op.h"
 
 namespace amp_ext {

@@ -1,9 +1,9 @@
 // unscale_.
 #include <cmath>
 
+#include "backends/backends.h"
 #include "backends/triton.h"
 #include "lists/lists.h"
-#include "lists/run.h"
 #include "op.h"
 
 namespace amp_ext {

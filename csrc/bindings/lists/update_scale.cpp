@@ -5,8 +5,8 @@
 #include <cfloat>
 #include <vector>
 
+#include "backends/backends.h"
 #include "backends/triton.h"
-#include "lists/run.h"
 #include "op.h"
 
 namespace amp_ext {

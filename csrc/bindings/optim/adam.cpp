@@ -1,5 +1,5 @@
 // adam_.
-#include "lists/run.h"
+#include "backends/backends.h"
 #include "op.h"
 #include "optim/call.h"
 

@@ -1,6 +1,9 @@
 // Declares the common parts of adam_ and sgd_.
 #pragma once
 
+#include <c10/util/Exception.h>
+
+#include <algorithm>
 #include <array>
 #include <initializer_list>
 
@@ -19,10 +22,25 @@ struct UpdateCall {
   ScalarTensors scalars;
 
   // Throws unless each list has as many tensors as params. `optional` lists may be empty.
-  void check_lengths(std::initializer_list<Role> optional) const;
+  void check_lengths(std::initializer_list<Role> optional) const {
+    const size_t n = lists[kParam].size();
+    for (int role = 0; role < kRoles; ++role) {
+      const size_t size = lists[role].size();
+      const bool may_be_empty = !names[role] || std::ranges::count(optional, Role(role));
+      TORCH_CHECK(size == n || (size == 0 && may_be_empty), op, ": ", names[role],
+                  " must have as many tensors as params, ", n, ", got ", size);
+    }
+  }
 
   // Returns the device of the first tensor, or none.
-  std::optional<at::Device> device() const;
+  std::optional<at::Device> device() const {
+    if (!lists[kParam].empty()) return lists[kParam][0].device();
+    for (const OptionalTensor* const scalar :
+         {&scalars.tensor_lr, &scalars.found_inf, &scalars.inv_scale, &scalars.norm}) {
+      if (*scalar) return (*scalar)->device();
+    }
+    return std::nullopt;
+  }
 
   template <class Args, class Options>
   void run(void (*launch)(at::Device, const Args&), const Options& options) const {
