@@ -23,8 +23,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_of_cuda(item: pytest.Item) -> bool:
-    """Whether a test is one of the runtime's own, or marked for a GPU."""
-    if item.path.name in OWN:
+    """Whether a test is the runtime's own, or for it alone, or for a GPU."""
+    if item.path.name in OWN or item.get_closest_marker("fake_cuda"):
         return True
     parameters = item.name[len(getattr(item, "originalname", item.name)) :].strip("[]").split("-")
     return "cuda" in parameters or re.search("_cuda|_gpu", item.name) is not None

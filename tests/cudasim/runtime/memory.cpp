@@ -27,6 +27,7 @@ struct Block {
 };
 
 auto& blocks = *new std::map<const char*, Block>;  // that are allocated
+auto& allocated = *new std::map<int, size_t>;      // bytes of each device
 int accesses = 0;
 
 size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -111,11 +112,12 @@ cudaError_t free_block(void* pointer, bool pinned, const char* call) {
   const auto block = blocks.find(static_cast<char*>(pointer));
   if (block == blocks.end() || (block->second.device == kPinned) != pinned)
     return refuse(cudaErrorInvalidValue, "%s of %p", call, pointer);
-  const size_t bytes = block->second.bytes;
+  const auto [bytes, device] = block->second;
   blocks.erase(block);
   if (pinned) {
     free(pointer);
   } else {
+    allocated[device] -= bytes;
     madvise(pointer, pages(bytes), MADV_DONTNEED);
     protect(static_cast<char*>(pointer), bytes, PROT_NONE);
   }
@@ -180,13 +182,6 @@ cudaError_t set(void* to, int value, size_t bytes, cudaStream_t handle) {
   });
 }
 
-size_t allocated() {
-  size_t sum = 0;
-  for (const auto& [begin, block] : blocks)
-    if (block.device == current_device) sum += block.bytes;
-  return sum;
-}
-
 }  // namespace
 
 Access::Access(int device) : device_(device) {
@@ -233,13 +228,14 @@ CUDA(cudaMalloc)(void** pointer, size_t bytes) {
   *pointer = nullptr;
   FAKE_CUDA_CHECK(check_captures("cudaMalloc"));
   if (bytes == 0) return cudaSuccess;
-  if (allocated() + bytes > settings().memory) return done(cudaErrorMemoryAllocation);
+  if (allocated[current_device] + bytes > settings().memory) return done(cudaErrorMemoryAllocation);
   record("malloc", std::to_string(bytes) + " bytes");
   char* const begin = addresses().take(current_device, bytes);
   protect(begin, bytes, PROT_READ | PROT_WRITE);
   cudasim::fill_fresh(begin, std::min(bytes, kFilled));
   if (settings().guarded && !accesses) protect(begin, bytes, PROT_NONE);
   blocks[begin] = {bytes, current_device};
+  allocated[current_device] += bytes;
   *pointer = begin;
   return cudaSuccess;
 }
@@ -269,7 +265,7 @@ CUDA(cudaFreeHost)(void* pointer) {
 CUDA(cudaMemGetInfo)(size_t* available, size_t* total) {
   FAKE_CUDA_LOCK;
   *total = settings().memory;
-  *available = *total - allocated();
+  *available = *total - allocated[current_device];
   return cudaSuccess;
 }
 
