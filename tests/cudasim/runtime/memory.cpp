@@ -18,7 +18,8 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kAddresses = size_t{1} << 42;  // of each device
 constexpr size_t kFilled = 16 << 20;            // bytes of fresh memory; more only takes time
-constexpr int kNan = 0xff;                      // in any format, as fresh device memory is
+constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+constexpr int kNan = 0xff;  // in any format, as fresh device memory is
 constexpr int kPinned = -1;
 
 struct Block {
@@ -73,8 +74,7 @@ struct Addresses {
 Addresses& addresses() {
   static Addresses& instance = *[] {
     const size_t count = settings().devices;
-    void* const begin = mmap(nullptr, kAddresses * count, PROT_NONE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const begin = mmap(nullptr, kAddresses * count, PROT_NONE, kReserved, -1, 0);
     if (begin == MAP_FAILED) die("fake cuda: mmap");
     struct sigaction action{};
     action.sa_sigaction = tell;
@@ -118,10 +118,12 @@ cudaError_t free_block(void* pointer, bool pinned, const char* call) {
     free(pointer);
   } else {
     allocated[device] -= bytes;
-    madvise(pointer, pages(bytes), MADV_DONTNEED);
-    protect(static_cast<char*>(pointer), bytes, PROT_NONE);
+    // A new mapping merges with the mappings around, whose number Linux limits.
+    if (mmap(pointer, pages(bytes), PROT_NONE, kReserved | MAP_FIXED, -1, 0) == MAP_FAILED)
+      die("fake cuda: mmap");
   }
-  return done(lost_context);
+  // A fault of an operation stays for the next call: an error here ends torch's process.
+  return cudaSuccess;
 }
 
 const char* name_of(Place place) {
