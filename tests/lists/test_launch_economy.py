@@ -16,6 +16,7 @@ from fake_cuda.recorder import cost, schedule
 from optim_cases import OPS
 from optim_cases import call as update
 
+pytestmark = pytest.mark.full
 Call = tuple[Callable[..., Any], dict[str, Any]]
 
 
@@ -172,7 +173,6 @@ def test_a_fault_is_the_error_of_the_op() -> None:
     ops.check_finite(grads, found_inf)
 
 
-@pytest.mark.full
 @native
 def test_more_than_2_to_the_31_elements_are_written(executor: Executor) -> None:
     grad = torch.ones(2**31 + 5, dtype=torch.bfloat16, device=executor.device)
