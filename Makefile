@@ -12,8 +12,9 @@ INSTALL = bin/python -m pip install -c constraints.txt
 WORKERS = -n $${MAX_JOBS:-logical} --maxprocesses 8 --dist worksteal
 PYTEST = bin/pytest $(WORKERS)
 FAKE_CUDA = ../.venv-cuda/bin/python fake_cuda/run.py --devices 2
+# Each tensor is an allocation, and kernels may access no byte beside it.
+EXACT = PYTORCH_NO_CUDA_MEMORY_CACHING=1
 TRAINERS = lightning accelerate transformers timm torchvision peft
-KERNELS = backends gemm graph lists optim
 USES = autocast compat distributed integration scaler
 
 .DEFAULT_GOAL = help
@@ -28,7 +29,7 @@ demo: .venv/built ## train a small network with and without amp_ext; writes demo
 	.venv/bin/python bench/demo.py
 
 test: .venv/built ## the tests, without compiled CUDA kernels and what only combines cases or takes long
-	.venv/$(PYTEST) -m "not full" -k "not ptx and not cudasim and not probe" tests
+	.venv/$(PYTEST) -m "not full" -k "not cudasim" tests
 
 check: lint docs cuda-check test-trainers all-tests hostile ## everything that needs no GPU; needs nvcc
 
@@ -79,13 +80,17 @@ format: .venv-lint/made ## format everything
 cuda-check: .venv-cuda/built ## compile and inspect all kernels, test with the oldest torch; needs nvcc
 	.venv-cuda/bin/python tests/build/cuda_check.py
 	env -u TRITON_INTERPRET .venv-cuda/bin/python tests/build/triton_check.py
-	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" -k "not ptx" \
+	cd tests && ../.venv-cuda/$(PYTEST) -m "not full" \
 	    autocast distributed scaler lists/test_ops_contract.py \
 	    integration/test_seeds.py integration/test_fsdp_products.py \
 	    integration/test_tensor_parallel.py optim/test_optim_dtensors.py
-	cd tests && $(FAKE_CUDA) --order late -m pytest $(WORKERS) $(KERNELS) $(USES)
+	cd tests && $(FAKE_CUDA) --order late \
+	    -m pytest $(WORKERS) backends gemm/test_*.py graph probe $(USES)
+	cd tests && $(EXACT) $(FAKE_CUDA) --order late -m pytest $(WORKERS) gemm/kernels lists optim
 	cd tests && $(FAKE_CUDA) --order 1 --capability 80 --multiprocessors 7 \
-	    -m pytest $(WORKERS) -m "not full" gemm graph lists optim
+	    -m pytest $(WORKERS) -m "not full" graph lists optim
+	cd tests && $(EXACT) $(FAKE_CUDA) --order 2 --capability 80 --multiprocessors 7 \
+	    -m pytest $(WORKERS) -m "not full" gemm
 	cd tests && $(FAKE_CUDA) --order 4 --capability 75 \
 	    -m pytest $(WORKERS) -m "not full" lists optim
 	cd tests && $(FAKE_CUDA) --order 3 --guarded 1 -m pytest $(WORKERS) \

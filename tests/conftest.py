@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ptx: CPU tensors go to the CUDA kernels, as compiled PTX")
+    config.addinivalue_line("markers", "fake_cuda: needs tests/fake_cuda/run.py")
     config.addinivalue_line("markers", "gpu: runs kernels on a GPU, by `make gpu`")
 
 
@@ -101,27 +101,20 @@ def seed(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def backend(request: pytest.FixtureRequest, seed: None) -> Iterator[None]:
-    """Choose the backend of the test's executor, or ptx where it is marked so."""
+    """Choose the backend of the test's executor, or cuda for a test of the fake CUDA runtime."""
     import amp_ext
-    from executors import PTX
+    from executors import ON_CUDA
+    from fake_cuda.recorder import is_running
 
     executor = parameters_of(request.node).get("executor")
-    if executor is None and request.node.get_closest_marker("ptx"):
-        executor = PTX
-        if PTX.missing:
-            pytest.skip(PTX.missing)
+    if executor is None and request.node.get_closest_marker("fake_cuda"):
+        if not is_running():
+            pytest.skip("needs tests/fake_cuda/run.py")
+        executor = ON_CUDA
     before = amp_ext.get_backend()
     with executor.chosen() if executor else contextlib.nullcontext():
         yield
     amp_ext.set_backend(before)
-
-
-@pytest.fixture
-def ptx(backend: None) -> Any:
-    """Return the library of the backend ptx, for tests marked so."""
-    from ptx_backend.backend import ptx
-
-    return ptx()
 
 
 @pytest.fixture(autouse=True)

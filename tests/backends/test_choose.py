@@ -9,19 +9,23 @@ from torch.profiler import ProfilerActivity, profile
 import programs
 from amp_ext import _C, ops
 from cases import multiplies
-from fake_cuda.recorder import is_running
-from ptx_backend.backend import Ptx
+from executors import CPU, CUDA
+from fake_cuda.recorder import cost
 
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
-def of(a: torch.dtype, b: torch.dtype, m: int = 4, k: int = 8, n: int = 4) -> str:
-    return _C.Product(torch.zeros(m, k, dtype=a), torch.zeros(k, n, dtype=b)).choose()[0]
+def of(
+    a: torch.dtype, b: torch.dtype, m: int = 4, k: int = 8, n: int = 8, device: torch.device = CPU
+) -> str:
+    operands = (torch.zeros(m, k, dtype=a), torch.zeros(k, n, dtype=b))
+    return _C.Product(*(operand.to(device) for operand in operands)).choose()[0]
 
 
 def test_products_of_a_cpu() -> None:
     assert of(FP16, FP16) == of(FP16, FP32) == of(FP32, FP32) == of(BF16, BF16) == "cpu"
     assert of(FP64, FP64) == of(FP16, FP64) == "library"
+    assert _C.Product(*[torch.zeros(4, 4, dtype=FP64)] * 2).choose()[1] == "FP64 operands"
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
@@ -43,28 +47,27 @@ def test_fewer_instructions_are_asked_for() -> None:
     assert programs.output(code, ATEN_CPU_CAPABILITY="avx2") == "['cpu', 'cpu']\n"
 
 
-@pytest.mark.ptx
-def test_kernels_have_to_be_asked_for(ptx: Ptx) -> None:
-    a = torch.zeros(16, 16, dtype=FP16)
+@pytest.mark.fake_cuda
+def test_kernels_have_to_be_asked_for() -> None:
+    a = torch.zeros(16, 16, dtype=FP16, device=CUDA)
     for mode in ("kernel", "auto", "library"):
         _C.set_gemm_mode(mode)
-        assert of(FP16, FP16) == ("ptx" if mode == "kernel" else "cpu")
-        before = ptx.counters().launches
-        ops.gemm(a, a)
-        assert (ptx.counters().launches > before) == (mode == "kernel")
+        assert of(FP16, FP16, device=CUDA) == ("cuda" if mode == "kernel" else "library")
+        assert cost(ops.gemm, a, a).launches == (mode == "kernel")
 
 
-@pytest.mark.ptx
-def test_what_the_kernels_cannot_compute_is_anothers() -> None:
-    half, double = (torch.zeros(4, 4, dtype=dtype) for dtype in (FP16, FP64))
-    assert _C.Product(half, half).choose() == ("ptx", "AMP_EXT_GEMM is kernel")
-    assert _C.Product(double, double).choose() == ("library", "FP64 operands")
-    assert of(BF16, BF16) == "ptx"
-    assert of(FP16, BF16) == of(FP32, FP32) == "cpu"
-    assert _C.Product(*[torch.zeros(9, 9, 9, dtype=FP16)[:, :, 0]] * 2).choose()[0] == "cpu"
+@pytest.mark.fake_cuda
+def test_what_the_kernels_cannot_compute_is_the_librarys() -> None:
+    half = torch.zeros(8, 8, dtype=FP16, device=CUDA)
+    assert _C.Product(half, half).choose() == ("cuda", "AMP_EXT_GEMM is kernel")
+    assert of(BF16, BF16, device=CUDA) == "cuda"
+    for pair in ((FP16, BF16), (FP32, FP32), (FP64, FP64)):
+        assert of(*pair, device=CUDA) == "library"
+    strided = torch.zeros(9, 9, 9, dtype=FP16, device=CUDA)[:, :, 0]
+    assert _C.Product(strided, strided).choose()[0] == "library"
 
 
-@pytest.mark.skipif(not is_running(), reason="the capability of tests/fake_cuda can be chosen")
+@pytest.mark.fake_cuda
 @pytest.mark.parametrize(
     ("capability", "aligned", "other"),
     [
@@ -91,12 +94,13 @@ print(amp_ext._C.choose("amp_ext", "cuda"), grad.sum().item())
     assert said.split() == [aligned, other, "cuda", "9.0"]
 
 
-@pytest.mark.ptx
+@pytest.mark.fake_cuda
 def test_batches_and_sums_of_them_are_different_products() -> None:
     """Batches and sums of batches are different products: kernels count steps in 32 bits."""
-    a, b = (torch.zeros(*size, dtype=FP16).expand(2**30, *size) for size in ((2, 64), (64, 2)))
-    assert _C.Product(a, b).choose()[0] == "ptx"
-    assert _C.Product(a, b, sum_batch=True).choose()[0] == "cpu"
+    zeros = torch.zeros(64, 64, dtype=FP16, device=CUDA)
+    a, b = zeros[:8].expand(2**30, 8, 64), zeros[:, :8].expand(2**30, 64, 8)
+    assert _C.Product(a, b).choose()[0] == "cuda"
+    assert _C.Product(a, b, sum_batch=True).choose()[0] == "library"
 
 
 @pytest.mark.parametrize("dtype", [FP16, FP64])

@@ -10,11 +10,9 @@ import torch
 
 import programs
 from amp_ext import ops
-from fake_cuda.recorder import in_order, is_running, recorded
+from fake_cuda.recorder import in_order, recorded
 
-if not is_running():
-    pytest.skip("these are for tests/fake_cuda/run.py", allow_module_level=True)
-
+pytestmark = pytest.mark.fake_cuda
 RUNTIME = ctypes.CDLL(None)
 
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 import amp_ext
 from amp_ext import _triton, ops, verify
-from fake_cuda import recorder
 
 pytestmark = [
-    pytest.mark.skipif(not recorder.is_running(), reason="the fake CUDA runtime records launches"),
+    pytest.mark.fake_cuda,
     pytest.mark.skipif(_triton.triton_version() is None, reason="Triton is not installed"),
 ]
 FP16, BF16 = torch.float16, torch.bfloat16

@@ -19,7 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import amp_ext
 import programs
 from amp_ext import _C, _cache, ops, verify
-from ptx_backend.backend import Ptx, Schedule
+from executors import CUDA
+from fake_cuda.recorder import cost
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 HAS_CUDA = torch.cuda.is_available() and _C.cuda_built()
@@ -30,7 +31,7 @@ UNMEASURED = "16-bit or FP32 operands on a CPU"
 
 @pytest.fixture(autouse=True)
 def file(backend: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the path of the CPU's table, which does not exist; products use the table."""
+    """Return the path of the CPU's table, which does not exist; products use each table."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tune, "_own", {})
     before = _C.gemm_mode()
@@ -38,7 +39,8 @@ def file(backend: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     _C.set_measured("cpu", [])
     yield _cache.path("cpu")
     _C.set_gemm_mode(before)
-    _C.set_measured("cpu", [])
+    for device in ("cpu", *["cuda:0"] * HAS_CUDA):
+        _C.set_measured(device, [])
 
 
 two_ways = pytest.mark.skipif(
@@ -174,29 +176,29 @@ def test_all_candidates_compute_the_same(dtype: torch.dtype) -> None:
     assert len(results) == 3
 
 
-@pytest.mark.ptx
-def test_plans_of_the_kernels_are_candidates(ptx: Ptx) -> None:
-    ptx.pin(Schedule())  # a plan depends on the number of multiprocessors
-    a, b = torch.randn(48, 64).to(FP16), torch.randn(64, 40).to(FP16)
-    _C.set_gemm_mode("auto")
+@pytest.mark.fake_cuda
+def test_plans_of_the_kernels_are_candidates() -> None:
+    a, b = (torch.randn(size).to(CUDA, FP16) for size in ((48, 64), (64, 40)))
     product = noted(ops.gemm, a, b)
     candidates = _C.Product(a, b).candidates(triton=False)
-    variants = [variant for backend, variant in candidates if backend == "ptx"]
-    assert candidates[0] == ("cpu", 0)
+    variants = [variant for backend, variant in candidates if backend == "cuda"]
+    assert candidates[0] == ("library", 0)
     assert len(set(variants)) == len(variants) > 2
-    plans = set()
+    plans, results = set(), []
     for variant in variants:
-        tune.update_table("cpu", [entry(product, "ptx", variant)])
-        assert _C.Product(a, b).choose()[0] == "ptx"
-        result = ops.gemm(a, b)
-        torch.testing.assert_close(result.float(), a.float() @ b.float(), rtol=2**-10, atol=2**-10)
-        plans.add(ptx.plan())
+        tune.update_table("cuda:0", [entry(product, "cuda", variant)])
+        assert _C.Product(a, b).choose()[0] == "cuda"
+        counted = cost(lambda: results.append(ops.gemm(a, b)))
+        torch.testing.assert_close(
+            results[-1].float(), a.float() @ b.float(), rtol=2**-10, atol=2**-10
+        )
+        plans.add((counted.kernel, counted.blocks, counted.bytes_stored))
     assert len(plans) == len(variants)
     wide = a.float(), b.float()
-    tune.update_table("cpu", [entry(noted(ops.gemm, *wide), "ptx", 0)])
-    assert _C.Product(*wide).choose() == ("cpu", UNMEASURED), "an entry that cannot be right"
-    for chosen, measured in (("ptx", "ptx"), ("", "ptx"), ("cpu", "cpu")):
-        _C.use_backend("cpu", chosen)
+    tune.update_table("cuda:0", [entry(noted(ops.gemm, *wide), "cuda", 0)])
+    assert _C.Product(*wide).choose()[0] == "library", "an entry that cannot be right"
+    for chosen, measured in (("cuda", "cuda"), ("", "cuda"), ("triton", "library")):
+        _C.use_backend("cuda", chosen)
         assert _C.Product(a, b).choose()[0] == measured
 
 

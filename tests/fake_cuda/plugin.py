@@ -12,7 +12,7 @@ LEFT_OUT = re.compile(
     r"|test_updates\.py::.*in_another_order\[negated-\w+-cuda\]$"
     r"|test_gemm_sm90_cuda\.py::"  # products of a size that takes the engine hours
 )
-OWN = ("test_fake_cuda.py", "test_cuda_runtime.py")
+OF_THE_RUNTIME = "test_cuda_runtime.py"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,8 +23,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_of_cuda(item: pytest.Item) -> bool:
-    """Whether a test is one of the runtime's own, or marked for a GPU."""
-    if item.path.name in OWN:
+    """Whether a test is for the runtime, or for it alone, or for a GPU."""
+    if item.path.name == OF_THE_RUNTIME or item.get_closest_marker("fake_cuda"):
         return True
     parameters = item.name[len(getattr(item, "originalname", item.name)) :].strip("[]").split("-")
     return "cuda" in parameters or re.search("_cuda|_gpu", item.name) is not None

@@ -1,11 +1,11 @@
-"""Record a program's calls of the fake CUDA runtime, and set the order of operations."""
+"""Record calls and costs on the fake CUDA runtime, and set the order of what runs."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -61,3 +61,56 @@ def recorded() -> Iterator[Calls]:
         runtime.fake_cuda_record(ctypes.c_bool(False))
         lines = runtime.fake_cuda_recorded().decode().splitlines()
         calls.all += [tuple(line.split("\t", 1)) for line in lines]
+
+
+class Cost(ctypes.Structure):
+    """Costs of the kernels of amp_ext: the beginning of cudasim::Statistics.
+
+    Attributes:
+        bytes_loaded: by vector loads of 16 bytes.
+        bytes_stored: by vector stores.
+        bytes_copied: asynchronously: by cp.async, and whole boxes by TMA.
+        most_loads: such loads of the thread with most of them, summed over launches.
+        kernel: the full name of the last kernel, if one was launched.
+    """
+
+    counts = ("instructions", "launches", "blocks", "parameter_bytes", "bytes_loaded")
+    counts += ("bytes_stored", "bytes_copied", "most_loads")
+    _fields_ = [*((name, ctypes.c_uint64) for name in counts), ("kernel", ctypes.c_char_p)]
+
+
+def cost(call: Callable[..., object], *arguments: object, **options: object) -> Cost:
+    """Return the costs of a call."""
+    before = _total_cost()
+    call(*arguments, **options)
+    after = _total_cost()
+    counts = {name: getattr(after, name) - getattr(before, name) for name in Cost.counts}
+    return Cost(**counts, kernel=after.kernel if counts["launches"] else b"")
+
+
+def _total_cost() -> Cost:
+    ctypes.CDLL(None).cudaDeviceSynchronize()
+    statistics = ctypes.CDLL(os.environ["FAKE_CUDA_KERNELS"]).cudasim_statistics
+    statistics.restype = ctypes.POINTER(Cost)
+    return Cost.from_buffer_copy(statistics().contents)
+
+
+@contextmanager
+def schedule(seed: int, multiprocessors: int | None = None) -> Iterator[None]:
+    """Run kernels in the schedule of a seed, on devices with so many multiprocessors.
+
+    Nine seeds in a row have all pairs of an order of threads and an order of copies.
+    """
+    runtime = ctypes.CDLL(None)
+    # The executor's order of threads is its seed modulo 3; its order of copies is the next digit.
+    spread = seed // 9 * 9 + (seed + seed // 3) % 3 * 3 + seed % 3
+    runtime.fake_cuda_pin_schedule(ctypes.c_bool(True), ctypes.c_uint64(spread))
+    before = None
+    if multiprocessors is not None:
+        before = runtime.fake_cuda_set_multiprocessors(multiprocessors)
+    try:
+        yield
+    finally:
+        runtime.fake_cuda_pin_schedule(ctypes.c_bool(False), ctypes.c_uint64(0))
+        if before is not None:
+            runtime.fake_cuda_set_multiprocessors(before)

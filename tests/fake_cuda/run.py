@@ -10,15 +10,37 @@ python -m cudasim for the kernels of other extensions.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from cudasim import cuda
+from cudasim import build, cuda
 from cudasim.__main__ import add_settings
-from ptx_backend import build
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def units(architecture: str) -> list[tuple[Path, list[str]]]:
+    """Return the kernels with the flags of setup.py, and the probes; what takes long is first."""
+    target = re.sub(r"(\d)(a?)$", r".\1\2", architecture)
+    code = f"import json, setup; units = setup.cuda_units(['{target}']); "
+    code += "print(json.dumps([(str(source), flags) for source, _, flags in units]))"
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = []
+    for source, flags in json.loads(said):
+        kept = [f for f in flags if not f.startswith(("-gencode", "-Xptxas", "-lineinfo"))]
+        found.append((ROOT / source, [f.replace("-Icsrc", f"-I{ROOT}/csrc") for f in kept]))
+    kernels = [unit for unit in found if unit[0].suffix == ".cu"]
+    if architecture == "90a":
+        folders = [f"-I{ROOT}/csrc/{name}" for name in ("include", "kernels")]
+        kernels.append((ROOT / "tests/probe/probes.cu", ["-std=c++20", *folders]))
+    return sorted(kernels, key=lambda unit: "f16" not in unit[0].name)
 
 
 def main() -> None:
@@ -27,7 +49,9 @@ def main() -> None:
     options, program = parser.parse_known_args()
     if reason := cuda.missing():
         sys.exit(f"the fake CUDA runtime cannot run here: {reason}")
-    variables = cuda.environment(build.ptx(cuda.architecture(options.capability)))
+    architecture = cuda.architecture(options.capability)
+    ptx = build.ptx(units(architecture), architecture, ROOT / "build" / "ptx")
+    variables = cuda.environment(ptx)
     variables["PYTEST_PLUGINS"] = "fake_cuda.plugin"
     os.environ.setdefault("AMP_EXT_GEMM", "kernel")
     cuda.run(program, variables, vars(options))

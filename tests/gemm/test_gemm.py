@@ -28,8 +28,6 @@ from executors import (
     Executor,
     against_oracle,
     every_executor,
-    every_gemm_executor,
-    gemm_against_oracle,
 )
 from gemm_cases import assert_near_oracle, every_kind, every_size, every_transpose, gemm, product
 
@@ -75,7 +73,7 @@ def test_long_in_every_direction(executor: Executor) -> None:
     assert_equal(gemm(executor, a, b, out_dtype=FP32, **options), exact)
 
 
-@every_gemm_executor
+@every_executor
 @pytest.mark.parametrize(
     ("a_batch", "b_batch"),
     [
@@ -99,7 +97,7 @@ def test_batches(
             assert_equal(gemm(executor, a, b, **options), exact)
 
 
-@every_gemm_executor
+@every_executor
 @pytest.mark.parametrize("batch", [(12,), (2, 3), (1,), (2, 0)], ids=str)
 @every_size
 def test_sum_over_the_batch(
@@ -114,7 +112,7 @@ def test_sum_over_the_batch(
         assert_equal(actual, exact.flatten(0, -3).sum(0) + bias)
 
 
-@gemm_against_oracle
+@against_oracle
 @every_kind
 def test_error_of_a_sum_over_the_batch(
     executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]
@@ -130,7 +128,7 @@ def test_error_of_a_sum_over_the_batch(
 # ---- dtypes and layouts ------------------------------------------------------------------------
 
 
-@gemm_against_oracle
+@against_oracle
 @pytest.mark.parametrize("dtypes", PAIRS, ids=lambda p: f"{p[0]}-{p[1]}")
 def test_dtypes(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     """Each pair of dtypes is multiplied into every dtype, and rounded once."""
@@ -140,7 +138,7 @@ def test_dtypes(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> 
         assert_near_oracle(executor, a, b, out_dtype=out_dtype)
 
 
-@gemm_against_oracle
+@against_oracle
 @pytest.mark.parametrize("k", [7, 500, 5000])
 def test_error_of_long_sums(executor: Executor, k: int) -> None:
     """Long sums of operands of different magnitudes show roundings, by one thread or two."""
@@ -165,7 +163,7 @@ def test_attention_of_one_head(executor: Executor) -> None:
 C_SHAPES = ["", "1", "n", "m1", "1n", "mn", "311", "3m1", "3mn"]
 
 
-@gemm_against_oracle
+@against_oracle
 @every_size
 @pytest.mark.parametrize("c_shape", C_SHAPES)
 def test_epilogue(executor: Executor, c_shape: str, sizes: tuple[int, int, int]) -> None:
@@ -186,7 +184,7 @@ def test_epilogue(executor: Executor, c_shape: str, sizes: tuple[int, int, int])
         assert_near_oracle(executor, a, b, c=c, bias=bias, **options)
 
 
-@gemm_against_oracle
+@against_oracle
 @every_size
 @pytest.mark.parametrize("layout", OPERANDS)
 def test_layouts_of_c(executor: Executor, layout: str, sizes: tuple[int, int, int]) -> None:
@@ -201,7 +199,7 @@ def test_layouts_of_c(executor: Executor, layout: str, sizes: tuple[int, int, in
         assert_near_oracle(executor, a, b, c=c, beta=0.7, bias=bias, out_dtype=out_dtype)
 
 
-@every_gemm_executor
+@every_executor
 @pytest.mark.parametrize("k", [0, 4])
 def test_c_is_not_read_when_beta_is_0(executor: Executor, k: int) -> None:
     a, b = torch.ones(3, k, device=executor.device), torch.ones(k, 3, device=executor.device).half()
@@ -209,7 +207,7 @@ def test_c_is_not_read_when_beta_is_0(executor: Executor, k: int) -> None:
     assert_equal(gemm(executor, a, b, c=c, beta=0.0), torch.full((3, 3), k, dtype=FP64))
 
 
-@every_gemm_executor
+@every_executor
 @pytest.mark.parametrize(("batch", "dtype"), [((), FP16), ((2,), BF16), ((2,), FP64)], ids=str)
 def test_inner_dimension_of_0(
     executor: Executor, batch: tuple[int, ...], dtype: torch.dtype
@@ -230,7 +228,7 @@ def test_inner_dimension_of_0(
 # ---- numbers -------------------------------------------------------------------------------------
 
 
-@every_gemm_executor
+@every_executor
 @pytest.mark.parametrize("trans", [(False, False), (True, True)], ids=["nn", "tt"])
 @every_kind
 def test_infinities_and_nans_spread_as_in_ieee(
@@ -245,7 +243,7 @@ def test_infinities_and_nans_spread_as_in_ieee(
     assert_equal(executor.ops.gemm(a, b, trans_a=trans[0], trans_b=trans[1]), exact)
 
 
-@every_gemm_executor
+@every_executor
 @pytest.mark.parametrize("k", [8, 512], ids=["small", "large"])
 @pytest.mark.parametrize("factor", [-0.0, 1e-46], ids=str)
 @pytest.mark.parametrize("dtype", [FP16, FP32, FP64], ids=str)
@@ -284,7 +282,7 @@ def test_factor_beyond_fp32(executor: Executor, name: str) -> None:
     assert executor.ops.gemm(a.double(), a.double().mT, **{name: 1e39}).isfinite().all()
 
 
-@every_gemm_executor
+@every_executor
 def test_sums_beyond_fp16_are_rounded_once_at_the_end(executor: Executor) -> None:
     a = torch.full((1, 2), 240.0, device=executor.device).half()
     b = torch.full((2, 1), 256.0, device=executor.device).half()
@@ -301,7 +299,7 @@ def test_sums_beyond_fp16_are_rounded_once_at_the_end(executor: Executor) -> Non
     assert executor.ops.gemm(there_and_back, ones).item() == 60_000.0
 
 
-@every_gemm_executor
+@every_executor
 @pytest.mark.parametrize(
     ("dtype", "dot", "rounded"),
     [
@@ -325,7 +323,7 @@ def test_rounds_to_nearest_even(
     assert executor.ops.gemm(a, b).item() == rounded
 
 
-@every_gemm_executor
+@every_executor
 def test_fp16_subnormals_are_kept(executor: Executor) -> None:
     every = torch.arange(1, 1024, dtype=torch.int16).view(FP16)
     subnormals = every.view(-1, 1).to(executor.device)
@@ -336,7 +334,7 @@ def test_fp16_subnormals_are_kept(executor: Executor) -> None:
     assert executor.ops.gemm(small, small).item() == 2.0**-24
 
 
-@every_gemm_executor
+@every_executor
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_overlapping_and_scattered_operands(executor: Executor, dtype: torch.dtype) -> None:
     """Operands may overlap: sliding windows, one repeated element, reversed order of strides."""
@@ -352,7 +350,7 @@ def test_overlapping_and_scattered_operands(executor: Executor, dtype: torch.dty
         assert_equal(executor.ops.gemm(a, b), a.double() @ b.double())
 
 
-@gemm_against_oracle
+@against_oracle
 @every_kind
 def test_bitwise_repeatable(executor: Executor, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     """Results and gradients of 6 runs have the same bits, also within an autocast region."""

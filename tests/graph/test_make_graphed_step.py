@@ -23,7 +23,7 @@ import amp_ext
 import amp_ext.optim
 from amp_ext.graph import make_graphed_step
 from amp_ext.optim.lr_scheduler import SkipAware
-from fake_cuda.recorder import is_running, recorded
+from fake_cuda.recorder import recorded
 from twins import plain
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else [])]
@@ -502,7 +502,7 @@ def test_a_scripted_model() -> None:
         step(torch.ones(4, 2))
 
 
-@pytest.mark.skipif(not is_running(), reason="counts by the fake CUDA runtime")
+@pytest.mark.fake_cuda
 @on_cuda
 def test_what_a_replay_asks_for(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay launches the graph and copies arguments and results, without a wait."""

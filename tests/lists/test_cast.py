@@ -27,8 +27,8 @@ from cases import (
     unwritten,
     whole_and_view,
 )
-from executors import Executor, against_oracle, every_executor
-from ptx_backend.backend import Ptx, Schedule
+from executors import CUDA, Executor, against_oracle, every_executor
+from fake_cuda.recorder import cost, schedule
 
 FP16, BF16, FP32, FP64 = FLOATS
 EVERY_PAIR = list(itertools.product(FLOATS, repeat=2))
@@ -185,11 +185,11 @@ def test_input_beside_what_is_written() -> None:
 # ---- costs of a launch -------------------------------------------------------------------------
 
 
-@pytest.mark.ptx
+@pytest.mark.fake_cuda
 @pytest.mark.parametrize("offset", [0, 3])
 @every_pair
-def test_ptx_reads_and_writes_each_pack_once(
-    ptx: Ptx, dtype: torch.dtype, output_dtype: torch.dtype, offset: int
+def test_reads_and_writes_each_pack_once(
+    dtype: torch.dtype, output_dtype: torch.dtype, offset: int
 ) -> None:
     """One launch reads and writes each pack once.
 
@@ -200,14 +200,18 @@ def test_ptx_reads_and_writes_each_pack_once(
     # Elements of 4 blocks: each block visits 14 of the 8 * 7 pieces of 2048 elements, in 7 chunks.
     spans = [16384, 12288, 4096, 16384, 8192, 8192, 16384 - 8, 40]
     sizes = [sum(spans[:-1]), spans[-1]]
-    inputs = [torch.ones(size + offset, dtype=dtype)[offset:] for size in sizes]
-    outputs = [torch.ones(size + offset, dtype=output_dtype)[offset:] for size in sizes]
+
+    def some(size: int, dtype: torch.dtype, offset: int) -> Tensor:
+        return torch.ones(size + offset, dtype=dtype, device=CUDA)[offset:]
+
+    inputs = [some(size, dtype, offset) for size in sizes]
+    outputs = [some(size, output_dtype, offset) for size in sizes]
     step = 16 // output_dtype.itemsize
     packed = sum((span - -offset % step) // step * step for span in spans)
-    inputs.append(torch.ones(33, dtype=dtype)[1:])
-    outputs.append(torch.ones(32, dtype=output_dtype))
-    ptx.pin(Schedule(3, 2))
-    counted = ptx.cost(ops.cast_, outputs, inputs)
+    inputs.append(some(32, dtype, 1))
+    outputs.append(some(32, output_dtype, 0))
+    with schedule(3, 2):
+        counted = cost(ops.cast_, outputs, inputs)
     assert counted.launches == 1
     assert counted.blocks == 4
     is_counted = dtype.itemsize >= output_dtype.itemsize

@@ -10,8 +10,8 @@ import torch
 import reference
 from amp_ext import ops
 from cases import FLOATS, SIZES, assert_all_same, random, threads, unwritten
-from executors import CPU, Executor, against_oracle, every_executor
-from ptx_backend.backend import Ptx, Schedule
+from executors import CUDA, Executor, against_oracle, every_executor
+from fake_cuda.recorder import schedule
 
 
 def tolerance(executor: Executor, elements: int) -> float:
@@ -105,13 +105,13 @@ def test_bitwise_repeatable(executor: Executor) -> None:
         assert_all_same(results[-1], results[0])
 
 
-@pytest.mark.ptx
-def test_no_schedule_changes_a_bit(ptx: Ptx) -> None:
+@pytest.mark.fake_cuda
+def test_no_schedule_changes_a_bit() -> None:
     """Neither the order of blocks and warps nor the number of multiprocessors changes a bit."""
-    grads = [random((size,), FLOATS[i % 4], CPU) for i, size in enumerate(SIZES)]
+    grads = [random((size,), FLOATS[i % 4], CUDA) for i, size in enumerate(SIZES)]
     results = []
     for seed in range(8):
-        ptx.pin(Schedule(seed, multiprocessors=(1, 4)[seed // 4]))
-        norms = torch.zeros(len(grads))
-        results.append([ops.grad_norm(grads, torch.zeros(()), norms=norms), norms])
+        norms, found_inf = torch.zeros(len(grads), device=CUDA), torch.zeros((), device=CUDA)
+        with schedule(seed, multiprocessors=(1, 4)[seed // 4]):
+            results.append([ops.grad_norm(grads, found_inf, norms=norms), norms])
         assert_all_same(results[-1], results[0])

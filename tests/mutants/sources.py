@@ -217,7 +217,7 @@ def main() -> int:
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     folders = sorted({path.parent.name for path in Path("tests").glob("*/test_*.py")})
     arguments = [f"tests/{name}" for name in folders if name not in LEFT_OUT]
-    arguments += ["-m", "not full", "-k", "not ptx and not triton", "--hypothesis-seed=0"]
+    arguments += ["-m", "not full", "-k", "not triton", "--hypothesis-seed=0"]
     arguments += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler"]
     return pytest.main(arguments, [Hunt(mutants, only, options.each)])
 

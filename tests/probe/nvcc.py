@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from fake_cuda.recorder import is_running
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SOURCE = HERE / "probes.cu"
@@ -44,7 +46,8 @@ def compile() -> tuple[Path, str]:
     No GPU is needed. A warning is an error.
     """
     LIBRARY.parent.mkdir(parents=True, exist_ok=True)
-    command = [find() or "nvcc", *FLAGS, str(SOURCE), "-o", str(LIBRARY)]
+    runtime = ["-cudart=none"] if is_running() else []  # the preloaded one
+    command = [find() or "nvcc", *FLAGS, *runtime, str(SOURCE), "-o", str(LIBRARY)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")

@@ -22,7 +22,7 @@ import amp_ext.optim
 from amp_ext.optim.lr_scheduler import SkipAware
 from amp_ext.scaler.optimizers import Handover, handover_of
 from cases import unwritten
-from fake_cuda import recorder
+from fake_cuda.recorder import recorded
 from twins import (
     OURS,
     THEIRS,
@@ -207,12 +207,12 @@ def test_a_flag_that_is_written_after_the_check(replaces: bool) -> None:
     assert (params(optimizer)[0].tolist(), scaler.step_was_skipped) == ([1.0], True)
 
 
-@pytest.mark.skipif(not recorder.is_running(), reason="only the fake CUDA runtime counts waits")
+@pytest.mark.fake_cuda
 @pytest.mark.parametrize("value", [4.0, math.inf], ids=str)
 def test_what_the_host_has_decided_it_knows_cuda(value: float) -> None:
     scaler, optimizer = started(OURS, device="cuda"), sgd(leaf([value], device="cuda"))
     finish(scaler, optimizer)
-    with recorder.recorded() as calls:
+    with recorded() as calls:
         assert scaler.step_was_skipped == math.isinf(value)
     assert not calls.all
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
@@ -20,8 +20,6 @@ import amp_ext
 import reference
 from amp_ext import _C
 from amp_ext._triton import is_interpreted, triton_version
-from ptx_backend import build
-from ptx_backend.backend import ptx
 
 T = TypeVar("T")
 
@@ -36,8 +34,7 @@ class Executor:
         ops: has a function for each op.
         missing: why it cannot run here; empty when it can.
         cuda_kernels: it runs csrc/kernels.
-        backend: its argument of amp_ext.set_backend, or "ptx".
-        sm90: products of ptx are computed by the kernel for sm_90a.
+        backend: its argument of amp_ext.set_backend.
         interpreted: a launch takes some ten milliseconds, and so do a few tensors of a list.
     """
 
@@ -47,22 +44,13 @@ class Executor:
     missing: str = ""
     cuda_kernels: bool = False
     backend: str | None = None
-    sm90: bool = False
     interpreted: bool = False
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
         """Make amp_ext run the ops on it; conftest.py does so for a test's executor."""
         before, mode = amp_ext.get_backend(), _C.gemm_mode()
-        if self.backend == "ptx":
-            library = ptx()
-            library.seed(torch.initial_seed())
-            library.set_sm90(self.sm90)
-            library.force_tile()
-            _C.use_backend("cpu", "ptx")
-            _C.set_gemm_mode("kernel")
-        else:
-            amp_ext.set_backend(self.backend or before)
+        amp_ext.set_backend(self.backend or before)
         try:
             yield
         finally:
@@ -102,13 +90,12 @@ def _missing_triton() -> str:
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-PTX = Executor("ptx", CPU, amp_ext.ops, build.missing(), cuda_kernels=True, backend="ptx")
-PTX_SM90 = replace(PTX, name="ptx_sm90", sm90=True)
+ON_CUDA = Executor("cuda", CUDA, amp_ext.ops, _missing_cuda(), cuda_kernels=True, backend="cuda")
 REFERENCE = Executor("reference", CPU, reference)
 EXECUTORS = (
     REFERENCE,
     Executor("cpu", CPU, amp_ext.ops),
-    Executor("cuda", CUDA, amp_ext.ops, _missing_cuda(), cuda_kernels=True, backend="cuda"),
+    ON_CUDA,
     Executor(
         "triton",
         CPU if is_interpreted() else CUDA,
@@ -117,19 +104,18 @@ EXECUTORS = (
         backend="triton",
         interpreted=is_interpreted(),
     ),
-    PTX,
 )
 
 
 def absent() -> list[str]:
     """Return the executors that cannot run here, with the reasons."""
-    return [f"{e.name} ({e.missing})" for e in (*EXECUTORS, PTX_SM90) if e.missing]
+    return [f"{e.name} ({e.missing})" for e in EXECUTORS if e.missing]
 
 
 def _parameters(executors: Sequence[Executor]) -> list[Any]:
     """Return the parameters of the executors that can run here; slow ones are for `make check`."""
     return [
-        pytest.param(e, id=e.name, marks=[pytest.mark.full] if e.interpreted or e.sm90 else [])
+        pytest.param(e, id=e.name, marks=[pytest.mark.full] if e.interpreted else [])
         for e in executors
         if not e.missing
     ]
@@ -140,12 +126,6 @@ every_executor = pytest.mark.parametrize("executor", _parameters(EXECUTORS))
 
 against_oracle = pytest.mark.parametrize("executor", _parameters(EXECUTORS[1:]))
 """For comparisons with the oracle, and for what it does not promise: errors, determinism."""
-
-every_gemm_executor = pytest.mark.parametrize("executor", _parameters((*EXECUTORS, PTX_SM90)))
-"""As every_executor, for products, which have two CUDA kernels."""
-
-gemm_against_oracle = pytest.mark.parametrize("executor", _parameters((*EXECUTORS[1:], PTX_SM90)))
-"""As against_oracle, likewise."""
 
 native = pytest.mark.parametrize(
     "executor", _parameters([e for e in EXECUTORS if e.name in ("cpu", "cuda")])

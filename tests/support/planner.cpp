@@ -13,7 +13,6 @@
 
 #include "gemm/plan/choose.h"
 #include "gemm/shared/scheduler.cuh"
-#include "plan_text.h"
 
 namespace {
 
@@ -22,6 +21,30 @@ using namespace amp_ext;
 constexpr uint32_t kMostUnits = 4000;  // of a plan with checked units
 
 #define CHECK(condition) ((condition) ? void() : throw std::runtime_error(#condition))
+
+std::string describe(const GemmTile& t) {
+  return "tile " + std::to_string(t.m) + "x" + std::to_string(t.n) + "x" + std::to_string(t.k) +
+         ", " + std::to_string(t.threads() / 32) + " warps, " + std::to_string(t.stages) +
+         " stages, " + (t.aligned ? "16-byte loads" : "loads of single elements");
+}
+
+std::string describe(const Sm90Tile& t) {
+  return "sm90 tile " + std::to_string(t.m) + "x" + std::to_string(t.n) + "x" +
+         std::to_string(Sm90Tile::kStep) + (t.ping_pong ? ", ping-pong" : ", cooperative");
+}
+
+std::string describe(const GemmPlan& plan) {
+  const auto major = [](Major m) { return m == Major::k ? "k" : "mn"; };
+  const auto number = [](int64_t x) { return std::to_string(x); };
+  std::string text = plan.sm90 ? describe(kSm90Tiles[plan.tile]) : describe(kGemmTiles[plan.tile]);
+  if (plan.sm90)
+    text += ", " + number(plan.stages) + " stages" + (plan.reduce ? ", added to out by TMA" : "");
+  text += std::string("; a ") + major(plan.a_major) + "-major, b " + major(plan.b_major) +
+          "-major; " + number(plan.tiles_m) + "x" + number(plan.tiles_n) + " tiles, ";
+  if (plan.splits > 1) text += number(plan.splits) + " splits, ";
+  return text + number(plan.steps) + " steps, groups of " + number(plan.group) + " rows; " +
+         number(plan.blocks) + " blocks; " + number(plan.workspace_bytes) + " bytes of workspace";
+}
 
 // A dense matrix, or its transpose; its memory is never read.
 MatrixRef dense(int64_t rows, int64_t columns, bool transposed, DType dtype = DType::f16) {

@@ -24,7 +24,7 @@ FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared")
 @functools.cache
 def _library() -> ctypes.CDLL:
     headers = [*FOLDERS[0].rglob("*.h"), *(FOLDERS[1] / "gemm").rglob("*.*h")]
-    sources = (SOURCE, SOURCE.with_name("plan_text.h"), *sorted(headers))
+    sources = (SOURCE, *sorted(headers))
     text = b"\0".join(path.read_bytes() for path in sources)
     path = ROOT / "build/planner" / f"{hashlib.sha256(text).hexdigest()[:16]}.so"
     if not path.exists():

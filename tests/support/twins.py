@@ -23,7 +23,6 @@ THEIRS: ScalerClass = torch.amp.GradScaler
 DEVICES = [
     "cpu",
     *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []),
-    pytest.param("cpu", id="ptx", marks=pytest.mark.ptx),
 ]
 
 # Errors of torch with a longer text here that helps.

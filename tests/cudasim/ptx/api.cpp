@@ -73,9 +73,6 @@ CUDASIM_API void cudasim_free(void* memory) {
   free(memory);
 }
 
-// Set the finder of accessible global memory, for a library with its own allocations.
-CUDASIM_API void cudasim_allow(FindAllocation find) { find_allocation = find; }
-
 CUDASIM_API const Statistics* cudasim_statistics() { return &statistics; }
 
 CUDASIM_API u64 cudasim_instructions() { return statistics.instructions; }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "kernels.h"
 #include "runtime.h"
@@ -136,6 +137,18 @@ FAKE_CUDA_API void fake_cuda_set_order(const char* order) {
   FAKE_CUDA_LOCK;
   run_all();
   set_order(settings(), order);
+}
+
+// Gives each device so many multiprocessors, in torch's copies of the properties too. Returns their
+// number before.
+FAKE_CUDA_API int fake_cuda_set_multiprocessors(int count) {
+  using Properties = cudaDeviceProp* (*)(signed char device);
+  void* const torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  const auto properties_of =
+      reinterpret_cast<Properties>(dlsym(torch, "_ZN2at4cuda19getDevicePropertiesEa"));
+  for (int device = 0; device < settings().devices; ++device)
+    properties_of(static_cast<signed char>(device))->multiProcessorCount = count;
+  return std::exchange(settings().multiprocessors, count);
 }
 
 FAKE_CUDA_API void fake_cuda_record(bool on) {

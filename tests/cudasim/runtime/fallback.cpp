@@ -159,7 +159,6 @@ void copy_results(const IValue& from, const IValue& to) {
 
 // Calls an operator with tensors of the host, in other words where these are for CUDA alone.
 void compute(const c10::OperatorHandle& op, Stack& stack) {
-  const PlainDispatch plain;
   const std::string& name = op.schema().name();
   const std::string& overload = op.schema().overload_name();
   if (overload == "dtype" || overload == "dtype_out") {  // a product with a result of that dtype
@@ -270,6 +269,7 @@ class Call {
     const cudaError_t error = launch_on_host(
         c10::cuda::getCurrentCUDAStream().stream(), op_.schema().name(),
         [op = op_, arguments = mapped(arguments_, on_host), seed = seed_, use = std::move(use)] {
+          const PlainDispatch plain;
           std::optional<Seeded> seeded;
           if (seed) seeded.emplace(*seed);
           Stack stack = arguments;

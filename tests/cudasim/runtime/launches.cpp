@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <unordered_map>
 
 #include "kernels.h"
@@ -30,7 +31,8 @@ struct Function {
   std::vector<size_t> most_shared;  // bytes of a block, on each device
 };
 
-bool drops = false;
+bool drops = false, refuses_tensor_maps = false;
+std::optional<uint64_t> schedule;  // the seed of each later launch
 int64_t early_launches = 0;
 thread_local std::vector<cudaLaunchConfig_t> pushed;  // by <<<...>>>
 
@@ -120,7 +122,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* pointer, void**
   return enqueue(*stream, "launch", name,
                  [config = config, device = current_device,
                   attributes = std::vector(config.attrs, config.attrs + config.numAttrs),
-                  kernel = function->kernel, seed = settings().generator(),
+                  kernel = function->kernel, seed = schedule.value_or(settings().generator()),
                   copies = std::move(copies)]() mutable {
                    const Access access(device);
                    config.attrs = attributes.data();
@@ -172,6 +174,15 @@ using namespace fake_cuda;
 
 // Drops later launches, at no cost.
 FAKE_CUDA_API void fake_cuda_drop_launches(bool drop) { drops = drop; }
+
+// Gives each later launch the schedule of a seed, or again one of its own.
+FAKE_CUDA_API void fake_cuda_pin_schedule(bool pin, uint64_t seed) {
+  FAKE_CUDA_LOCK;
+  schedule.reset();
+  if (pin) schedule = seed;
+}
+
+FAKE_CUDA_API void fake_cuda_refuse_tensor_maps(bool refuse) { refuses_tensor_maps = refuse; }
 
 // Returns the number of launches so far with programmatic stream serialization.
 FAKE_CUDA_API int64_t fake_cuda_early_launches() { return early_launches; }
@@ -317,6 +328,7 @@ CUDA_DRIVER(cuTensorMapEncodeTiled)(CUtensorMap* map, CUtensorMapDataType type, 
                                     CUtensorMapL2promotion promotion,
                                     CUtensorMapFloatOOBfill fill) {
   if (!has_context) return CUDA_ERROR_INVALID_CONTEXT;
+  if (refuses_tensor_maps) return CUDA_ERROR_INVALID_VALUE;
   const auto encode =
       reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(kernels().encode_tensor_map);
   return encode(map, type, rank, base, sizes, strides, box, steps, interleave, swizzle, promotion,

@@ -18,7 +18,8 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kAddresses = size_t{1} << 42;  // of each device
 constexpr size_t kFilled = 16 << 20;            // bytes of fresh memory; more only takes time
-constexpr int kNan = 0xff;                      // in any format, as fresh device memory is
+constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+constexpr int kNan = 0xff;  // in any format, as fresh device memory is
 constexpr int kPinned = -1;
 
 struct Block {
@@ -27,6 +28,7 @@ struct Block {
 };
 
 auto& blocks = *new std::map<const char*, Block>;  // that are allocated
+auto& allocated = *new std::map<int, size_t>;      // bytes of each device
 int accesses = 0;
 
 size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -72,8 +74,7 @@ struct Addresses {
 Addresses& addresses() {
   static Addresses& instance = *[] {
     const size_t count = settings().devices;
-    void* const begin = mmap(nullptr, kAddresses * count, PROT_NONE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const begin = mmap(nullptr, kAddresses * count, PROT_NONE, kReserved, -1, 0);
     if (begin == MAP_FAILED) die("fake cuda: mmap");
     struct sigaction action{};
     action.sa_sigaction = tell;
@@ -111,15 +112,18 @@ cudaError_t free_block(void* pointer, bool pinned, const char* call) {
   const auto block = blocks.find(static_cast<char*>(pointer));
   if (block == blocks.end() || (block->second.device == kPinned) != pinned)
     return refuse(cudaErrorInvalidValue, "%s of %p", call, pointer);
-  const size_t bytes = block->second.bytes;
+  const auto [bytes, device] = block->second;
   blocks.erase(block);
   if (pinned) {
     free(pointer);
   } else {
-    madvise(pointer, pages(bytes), MADV_DONTNEED);
-    protect(static_cast<char*>(pointer), bytes, PROT_NONE);
+    allocated[device] -= bytes;
+    // A new mapping merges with the mappings around, whose number Linux limits.
+    if (mmap(pointer, pages(bytes), PROT_NONE, kReserved | MAP_FIXED, -1, 0) == MAP_FAILED)
+      die("fake cuda: mmap");
   }
-  return done(lost_context);
+  // A fault of an operation stays for the next call: an error here ends torch's process.
+  return cudaSuccess;
 }
 
 const char* name_of(Place place) {
@@ -180,13 +184,6 @@ cudaError_t set(void* to, int value, size_t bytes, cudaStream_t handle) {
   });
 }
 
-size_t allocated() {
-  size_t sum = 0;
-  for (const auto& [begin, block] : blocks)
-    if (block.device == current_device) sum += block.bytes;
-  return sum;
-}
-
 }  // namespace
 
 Access::Access(int device) : device_(device) {
@@ -233,13 +230,14 @@ CUDA(cudaMalloc)(void** pointer, size_t bytes) {
   *pointer = nullptr;
   FAKE_CUDA_CHECK(check_captures("cudaMalloc"));
   if (bytes == 0) return cudaSuccess;
-  if (allocated() + bytes > settings().memory) return done(cudaErrorMemoryAllocation);
+  if (allocated[current_device] + bytes > settings().memory) return done(cudaErrorMemoryAllocation);
   record("malloc", std::to_string(bytes) + " bytes");
   char* const begin = addresses().take(current_device, bytes);
   protect(begin, bytes, PROT_READ | PROT_WRITE);
   cudasim::fill_fresh(begin, std::min(bytes, kFilled));
   if (settings().guarded && !accesses) protect(begin, bytes, PROT_NONE);
   blocks[begin] = {bytes, current_device};
+  allocated[current_device] += bytes;
   *pointer = begin;
   return cudaSuccess;
 }
@@ -269,7 +267,7 @@ CUDA(cudaFreeHost)(void* pointer) {
 CUDA(cudaMemGetInfo)(size_t* available, size_t* total) {
   FAKE_CUDA_LOCK;
   *total = settings().memory;
-  *available = *total - allocated();
+  *available = *total - allocated[current_device];
   return cudaSuccess;
 }
 

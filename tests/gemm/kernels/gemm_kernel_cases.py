@@ -1,10 +1,11 @@
-"""Run products on the CUDA kernels by amp_ext.ops on ptx: operands, computation and results.
+"""Run products on the CUDA kernels of the fake runtime: operands, computation and results.
 
 Operands are placed in memory with a given layout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 
 import reference
-from amp_ext import ops
-from cases import assert_equal, integers
+from amp_ext import _C, ops
+from cases import assert_equal, integers, surroundings
+from executors import CPU, CUDA
+from fake_cuda.recorder import Cost, cost, schedule
 from planner import gemm_tiles
-from ptx_backend.backend import Schedule, ptx
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 OUT_TYPES = (FP32, FP16, BF16)
-CPU = torch.device("cpu")
 SURROUNDINGS = float("nan")
 
 # Whether a and b lie by rows, and the dtype for tests in which the dtype matters little.
@@ -81,26 +82,33 @@ every_majors = pytest.mark.parametrize("majors", MAJORS)
 every_type = pytest.mark.parametrize("dtype", OUT_TYPES, ids=["fp32", "fp16", "bf16"])
 
 
+def is_sm90() -> bool:
+    """Tell whether the kernel for sm_90a computes the products that it can, and no other does."""
+    return torch.cuda.get_device_capability() == (9, 0)
+
+
 # ---- products ----------------------------------------------------------------------------------
 
 
 def placed(matrices: Tensor, rows_are_contiguous: bool = True, aligned: bool = True) -> Tensor:
-    """Return a batch of matrices as a view of other memory, with NaN around them.
+    """Return a batch of matrices on the device as a view of other memory, with NaN between lines.
 
-    Lines (rows or columns) begin at multiples of 16 bytes if `aligned`, else elsewhere.
+    Lines (rows or columns) begin at multiples of 16 bytes if `aligned`, else elsewhere. The memory
+    ends with the last line.
     """
     lines = matrices if rows_are_contiguous else matrices.mT
     batch, count, length = lines.shape
     before = 8 if aligned else 1
     whole = -(-(length + 16) // 8) * 8 + (0 if aligned else 3)
-    memory = torch.full((batch, count, whole), SURROUNDINGS, dtype=lines.dtype)
-    view = memory[:, :, before : before + length].copy_(lines)
+    end = before + (batch * count - 1) * whole + length
+    memory = torch.full((max(end, before),), SURROUNDINGS, dtype=lines.dtype, device=CUDA)
+    view = memory.as_strided(lines.shape, (count * whole, whole, 1), before).copy_(lines)
     return view if rows_are_contiguous else view.mT
 
 
 def surroundings_are_intact(view: Tensor) -> bool:
     """Tell whether nothing has been written around a view that `placed` returned."""
-    memory = torch.empty(0, dtype=view.dtype).set_(view.untyped_storage()).clone()
+    memory = surroundings(view).clone()
     inside = memory.as_strided(view.shape, view.stride(), view.storage_offset())
     inside.fill_(SURROUNDINGS)
     return bool(memory.isnan().all())
@@ -170,33 +178,28 @@ def run(
     product: Product,
     tile: Tile | None = None,
     *,
-    sm90: bool = False,
-    schedule: Schedule | None = None,
-    **plan: Any,
-) -> Tensor:
+    splits: int = 1,
+    seed: int | None = None,
+    multiprocessors: int | None = None,
+) -> tuple[Tensor, Cost]:
     """Compute a product, with this tile and splits, or else as the planner would.
 
     Args:
-        sm90: on sm_90, where each launch has another tile.
-        plan: arguments of Ptx.force_tile.
+        seed: of the schedule; each launch has another one if it is None.
     """
-    library = ptx()
-    if schedule:
-        library.pin(schedule)
-    library.set_sm90(sm90 or (tile is not None and tile.sm90))
+    if tile and tile.sm90 != is_sm90():
+        pytest.skip("another compute capability has this kernel")
+    results: list[Tensor] = []
+    chosen = contextlib.nullcontext() if seed is None else schedule(seed, multiprocessors)
+    with chosen:
+        _C.force_gemm_tile(tile.number if tile else None, splits, sm90=tile is None or tile.sm90)
+        counted = cost(lambda: results.append(compute(product)))
+        _C.force_gemm_tile(None)
+    name = counted.kernel.decode()
     if tile:
-        library.force_tile(tile.sm90, tile.number, **plan)
-    result = compute(product)
-    assert tile is None or library.plan().startswith(tile.text), library.plan()
-    library.force_tile()
-    return result
-
-
-def planned(pattern: str) -> int:
-    """Return a number in the text of the last plan."""
-    found = re.search(pattern, ptx().plan())
-    assert found, ptx().plan()
-    return int(found[1])
+        kernel = "gemm_sm90_kernel" if tile.sm90 else "gemm_kernel"
+        assert re.search(rf"::{kernel}<\w+, {tile.number},", name), name
+    return results[0], counted
 
 
 # ---- expected results --------------------------------------------------------------------------
@@ -204,11 +207,13 @@ def planned(pattern: str) -> int:
 
 def exact(p: Product) -> Tensor:
     """Return the oracle's result in float64; to be called before it is added to `into`."""
-    doubles = {name: x.double() for name, x in p._asdict().items() if isinstance(x, Tensor)}
+    doubles = {name: x.double().cpu() for name, x in p._asdict().items() if isinstance(x, Tensor)}
     return compute(p._replace(**doubles, out_dtype=torch.float64), reference)
 
 
-def check(p: Product, tile: Tile | None = None, **how: Any) -> None:
-    """Run a product of small integers; assert that all that comes out is exact."""
+def check(p: Product, tile: Tile | None = None, **how: Any) -> Cost:
+    """Run a product of small integers; assert an exact result, and return the cost."""
     expected = exact(p)
-    assert_equal(run(p, tile, **how), expected)
+    result, counted = run(p, tile, **how)
+    assert_equal(result, expected)
+    return counted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from amp_ext import _C
-from gemm_kernel_cases import BF16, FP16, FP32, Product, check, compute, placed, product
+from executors import CUDA
+from fake_cuda.recorder import cost
+from gemm_kernel_cases import BF16, FP16, FP32, Product, check, compute, is_sm90, placed, product
 from planner import broken_plan, gemm_tiles, plan
-from ptx_backend.backend import Ptx
 
 
 @pytest.mark.parametrize("sm90", [False, True])
@@ -128,7 +130,7 @@ def small(**fields: Any) -> Product:
 
 def operand(dtype: torch.dtype = FP16, gap: int = 8, at: int = 8) -> Tensor:
     """Return a matrix with gaps between its rows, at a place in memory."""
-    memory = torch.ones(at + 64 * (64 + gap), dtype=dtype)
+    memory = torch.ones(at + 64 * (64 + gap), dtype=dtype, device=CUDA)
     return memory.as_strided((1, 64, 64), (0, 64 + gap, 1), at)
 
 
@@ -136,23 +138,26 @@ def side(dtype: torch.dtype = FP16, by_rows: bool = True, aligned: bool = True) 
     return placed(torch.ones(1, 64, 64, dtype=dtype), by_rows, aligned)
 
 
-@pytest.mark.ptx
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"a": operand(FP32)},
-        {"b": operand(BF16)},
-        {"a": operand()[:, :, ::2], "b": operand()[:, ::2]},
-        {"b": operand(gap=64).repeat(1, 1, 2)[:, :, ::2]},
-        {"out_dtype": torch.float64},
-        {"c": side(torch.float64)},
-        {"bias": torch.ones(64, dtype=torch.float64)},
-    ],
-    ids=lambda fields: "-".join(fields),
-)
-def test_not_for_the_kernels(ptx: Ptx, fields: dict[str, Any]) -> None:
+def bias(dtype: torch.dtype) -> Tensor:
+    return torch.ones(64, dtype=dtype, device=CUDA)
+
+
+NOT_FOR_THE_KERNELS: dict[str, Callable[[], Product]] = {
+    "a of FP32": lambda: small(a=operand(FP32)),
+    "b of another dtype": lambda: small(b=operand(BF16)),
+    "strides of a": lambda: small(a=operand()[:, :, ::2], b=operand()[:, ::2]),
+    "strides of b": lambda: small(b=operand(gap=64).repeat(1, 1, 2)[:, :, ::2]),
+    "FP64 out": lambda: small(out_dtype=torch.float64),
+    "FP64 c": lambda: small(c=side(torch.float64)),
+    "FP64 bias": lambda: small(bias=bias(torch.float64)),
+}
+
+
+@pytest.mark.fake_cuda
+@pytest.mark.parametrize("name", NOT_FOR_THE_KERNELS)
+def test_not_for_the_kernels(name: str) -> None:
     """Operands that the kernels do not read are computed without a launch."""
-    assert ptx.cost(compute, small(**fields)).launches == 0
+    assert cost(compute, NOT_FOR_THE_KERNELS[name]()).launches == 0
 
 
 NOT_FOR_SM90: dict[str, Callable[[], Product]] = {
@@ -166,7 +171,7 @@ NOT_FOR_SM90: dict[str, Callable[[], Product]] = {
     "c of another dtype": lambda: small(c=side(FP32)),
     "c by columns": lambda: small(c=side(by_rows=False)),
     "c misaligned": lambda: small(c=side(aligned=False)),
-    "every second of bias": lambda: small(bias=torch.ones(128)[::2]),
+    "every second of bias": lambda: small(bias=bias(FP32).repeat(2)[::2]),
     "no k": lambda: product("nn", 64, 64, 0, FP16),
 }
 FOR_SM90: dict[str, Callable[[], Product]] = {
@@ -182,9 +187,10 @@ FOR_SM90: dict[str, Callable[[], Product]] = {
 }
 
 
-@pytest.mark.ptx
+@pytest.mark.fake_cuda
 @pytest.mark.parametrize("name", [*NOT_FOR_SM90, *FOR_SM90])
-def test_for_sm90(ptx: Ptx, name: str) -> None:
+def test_for_sm90(name: str) -> None:
     """Products are right, and the kernel for sm_90a takes those whose memory TMA can address."""
-    check((NOT_FOR_SM90 | FOR_SM90)[name](), sm90=True)
-    assert ptx.plan().startswith("sm90") == (name in FOR_SM90)
+    kernel = check((NOT_FOR_SM90 | FOR_SM90)[name]()).kernel
+    found = re.findall(rb"::(gemm_\w+)<", kernel)
+    assert found == ([b"gemm_sm90_kernel"] * (name in FOR_SM90) if is_sm90() else [b"gemm_kernel"])

@@ -243,12 +243,16 @@ struct Grid {
   u32 threads() const { return launch.block[0] * launch.block[1] * launch.block[2]; }
 };
 
+// Totals of a process. The fields in front of the texts are Python's Cost in
+// tests/fake_cuda/recorder.py.
 struct Statistics {
   u64 instructions = 0;
+  u64 launches = 0, blocks = 0, parameter_bytes = 0;
   // Bytes of global memory by vector loads of 16 bytes, vector stores and asynchronous copies
   // (whole boxes). `most_loads` is the largest number of such loads of a thread, over all launches.
   u64 bytes_loaded = 0, bytes_stored = 0, bytes_copied = 0, most_loads = 0;
-  std::string fault;  // of the last launch that had one
+  const char* kernel = "";  // of the last launch
+  std::string fault;        // of the last launch that had one
 };
 extern Statistics statistics;
 

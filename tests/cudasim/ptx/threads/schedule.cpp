@@ -407,6 +407,10 @@ std::string run(Kernel& kernel, const Launch& launch) {
   static GlobalCells cells;
   try {
     decode(kernel);
+    ++statistics.launches;
+    statistics.blocks += u64{launch.grid[0]} * launch.grid[1] * launch.grid[2];
+    statistics.parameter_bytes += kernel.parameter_bytes;
+    statistics.kernel = kernel.name.c_str();
     Grid grid{};
     grid.kernel = &kernel;
     grid.launch = launch;
