@@ -73,7 +73,8 @@ def test_disabled_scaler_does_nothing() -> None:
         scaler = pickle.loads(pickle.dumps(scaler_class("cpu", enabled=False)))
         optimizer, loss = sgd(leaf([4.0, math.inf])), torch.tensor(3.0)
         seen = [scaler.scale(loss) is loss, scaler.scale([loss]) == [loss]]
-        seen += [scaler.unscale_(optimizer), scaler.step(optimizer), scaler.update()]
+        steps = scaler.step(optimizer, lambda: 7.0), scaler.step(optimizer, closure=lambda: 8.0)
+        seen += [scaler.unscale_(optimizer), *steps, scaler.update()]
         seen += [scaler.get_scale(), scaler._get_growth_tracker(), scaler.is_enabled()]
         seen += [scaler.load_state_dict(state) for state in ({}, {"amp_ext": "words"}, None)]
         if scaler_class is OURS:

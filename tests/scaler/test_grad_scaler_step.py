@@ -21,8 +21,6 @@ from torch.optim.optimizer import (
 )
 
 import amp_ext.optim
-from amp_ext.optim.lr_scheduler import SkipAware
-from amp_ext.scaler.optimizers import Handover, handover_of
 from cases import unwritten
 from fake_cuda import recorder
 from twins import (
@@ -61,9 +59,7 @@ class TakesKeyword(torch.optim.SGD):
 
     _step_supports_amp_scaling = True
 
-    def step(self, closure: Any = None, *, grad_scaler: Any = None, **options: Any) -> Any:
-        if grad_scaler is None:
-            return closure, options
+    def step(self, closure: Any = None, *, grad_scaler: Any = None) -> Any:
         grad_scaler.unscale_(self)
         found_inf = grad_scaler._found_inf_per_device(self)
         assert not hasattr(self, "grad_scale") and not hasattr(self, "found_inf")
@@ -155,11 +151,6 @@ def test_positional_closure(make: Any, fused: bool) -> None:
         optimizer = make([leaf([4.0, 8.0])], lr=0.5, fused=fused)
         assert started(OURS).step(optimizer, closure) == result
         assert params(optimizer)[0].tolist() == [0.5, 0.0]
-
-
-def test_disabled_scaler_passes_everything_on() -> None:
-    optimizer, scaler = optimizer_of(TakesKeyword, math.inf), OURS("cpu", enabled=False)
-    assert scaler.step(optimizer, 5, extra=1) == (5, {"extra": 1})
 
 
 @pytest.mark.parametrize("flags", [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)], ids=str)
@@ -278,17 +269,6 @@ def test_gradients_that_are_repaired_after_unscaling(fused: bool) -> None:
     assert same_outcome(script)[1][2] == 4.0
 
 
-def test_no_launch_makes_the_scalars_of_a_step() -> None:
-    """The last update leaves the factor and found_inf of a step."""
-    scaler = started(OURS)
-    for fused in (False, True):
-        optimizer = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=fused)
-        with torch.profiler.profile() as profile:
-            finish(scaler, optimizer)
-        launches = {"aten::reciprocal", "aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
-        assert not {event.key for event in profile.key_averages()} & launches
-
-
 @pytest.mark.parametrize("bad", [False, True])
 @pytest.mark.parametrize("pickled", [False, True])
 def test_states_that_other_code_has_made(pickled: bool, bad: bool) -> None:
@@ -379,16 +359,6 @@ def test_a_watched_step_sees_unscaled_gradients(way: str, clips: bool) -> None:
     assert seen == [pytest.approx(1.0 if clips else 2.0, rel=1e-5)]
     assert params(optimizer)[0].item() == pytest.approx(0.5 if clips else 0.0, abs=1e-5)
     assert scaler.step_was_skipped
-
-
-def test_schedulers_do_not_watch() -> None:
-    """Schedulers wrap and hook steps; the steps still unscale by themselves."""
-    optimizer, scaler = amp_ext.optim.SGD([leaf([4.0])], lr=0.5), started(OURS)
-    SkipAware(StepLR(optimizer, 1), scaler)
-    assert handover_of(optimizer) is Handover.KERNELS
-    with unwritten(grads(optimizer)):
-        scaler.step(optimizer)
-    assert params(optimizer)[0].tolist() == [0.5]
 
 
 def test_a_step_wrapped_after_the_clip_is_refused() -> None:
