@@ -44,16 +44,26 @@ def test_healthy() -> None:
 
 
 def test_imports_nothing_heavy() -> None:
-    """The doctor imports neither torch's compiler nor packages other than torch."""
+    """amp_ext and the doctor import no other package, no DTensor and no compiler of torch's.
+
+    Products are counted from the import of torch's counter on.
+    """
     programs.output("""
         import sys, torch
         torch.nn.functional, torch.amp
         before = set(sys.modules)
         from amp_ext.__main__ import main
         assert main() == 0
-        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        new = set(sys.modules) - before
+        packages = {name.partition(".")[0] for name in new}
+        assert packages <= sys.stdlib_module_names | {"amp_ext", "torch"}, packages
+        heavy = "torch.distributed", "torch.utils.flop_counter", "amp_ext.integrations"
+        assert not [name for name in new if name.startswith(heavy)], new
         assert not [name for name in sys.modules if name.startswith("torch._dynamo")]
-        assert new <= sys.stdlib_module_names | {"amp_ext", "torch"}, new
+        from torch.utils.flop_counter import FlopCounterMode
+        with FlopCounterMode(display=False) as counter:
+            torch.ops.amp_ext.gemm(torch.ones(2, 2), torch.ones(2, 2))
+        assert counter.get_total_flops() == 16
     """)
 
 

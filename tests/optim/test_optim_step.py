@@ -23,7 +23,6 @@ from executors import Executor, against_oracle
 from optim_cases import (
     assert_close,
     assert_same_bits,
-    bits,
     params,
     params_of,
     set_grads,

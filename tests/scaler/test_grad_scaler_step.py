@@ -21,7 +21,6 @@ from torch.optim.optimizer import (
 )
 
 import amp_ext.optim
-from cases import unwritten
 from fake_cuda import recorder
 from twins import (
     OURS,
