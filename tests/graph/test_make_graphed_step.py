@@ -281,22 +281,6 @@ def test_arguments_of_any_structure(device: str) -> None:
 
 
 @every_device
-def test_overflow_report(device: str) -> None:
-    """overflow_report names the gradients that the last replay has written."""
-    training, step = started(device)
-    step.eager(*batch(device, 0, size=3))
-    for optimizer in training.optimizers:
-        optimizer.zero_grad()
-    step(*batch(device, 0, overflow=True))
-    assert training.scaler.step_was_skipped
-    report = training.scaler.overflow_report(training.model)
-    assert {bad.name for bad in report.gradients} >= {"0.weight"}
-    step(*batch(device, 1))
-    assert not training.scaler.step_was_skipped
-    assert not training.scaler.overflow_report(training.model).overflow
-
-
-@every_device
 @pytest.mark.parametrize("has_masters", [True, False], ids=["masters", "copies"])
 def test_two_of_a_weight(device: str, has_masters: bool) -> None:
     """A replay is refused where a user has written a weight with a master or a copy."""

@@ -12,17 +12,7 @@ import pytest
 import torch
 
 from cases import unwritten
-from twins import (
-    KINDS,
-    OURS,
-    every_kind,
-    finish,
-    grads,
-    leaf,
-    params,
-    sgd,
-    started,
-)
+from twins import KINDS, OURS, every_kind, finish, grads, leaf, params, sgd, started
 
 
 def run_steps(scaler: Any, *values: float, max_norm: float | None = None) -> None:

@@ -12,17 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from amp_ext.scaler import OverflowReport
-from twins import (
-    DEVICES,
-    OURS,
-    finish,
-    grads,
-    leaf,
-    params,
-    sgd,
-    sparse_leaf,
-    started,
-)
+from twins import DEVICES, OURS, finish, grads, leaf, params, sgd, sparse_leaf, started
 
 INF, NAN = math.inf, math.nan
 NOTHING = OverflowReport()
