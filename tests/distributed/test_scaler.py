@@ -17,23 +17,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import get_rank as rank
+from torch.distributed import get_world_size as world
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FullyShardedDataParallel,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 import amp_ext.optim
 from amp_ext.compat.apex import amp
-from ranks import DEVICE, Cases, needs_gloo, run
+from ranks import DEVICE, Cases, run
 from twins import OURS, started
-
-if distributed.is_available():
-    from torch.distributed import get_rank as rank
-    from torch.distributed import get_world_size as world
-    from torch.distributed.fsdp import (
-        CPUOffload,
-        FullyShardedDataParallel,
-        ShardingStrategy,
-        fully_shard,
-    )
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.debug import CommDebugMode
 
 CASES = Cases(lambda *_: ())  # for four ranks
 LR, SCALE = 2.0**-5, 8.0
@@ -444,7 +442,6 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return run(__name__, 4, tmp_path_factory.mktemp("ranks"))
 
 
-@needs_gloo
 @pytest.mark.parametrize("device", [DEVICE])
 @pytest.mark.parametrize("name", CASES)
 def test_on_ranks(name: str, device: str, errors: list[dict[str, str]]) -> None:

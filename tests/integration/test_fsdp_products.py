@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import amp_ext
 import amp_ext.nn
 from autocast_cases import Seen
-from ranks import Cases, mesh_of_all, needs_gloo, run
-
-if distributed.is_available():
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from ranks import Cases, mesh_of_all, run
 
 FP16, FP32 = torch.float16, torch.float32
 region = partial(amp_ext.autocast, "cpu", FP16)
@@ -223,7 +221,6 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return run(__name__, 2, tmp_path_factory.mktemp("ranks"))
 
 
-@needs_gloo
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
     assert [of_rank.get(name) for of_rank in errors] == [None, None]

@@ -53,11 +53,6 @@ def every_other_product() -> Callable[..., CheckpointPolicy]:
     return policy
 
 
-def narrow(context: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
-    """Answer by a bool, as torch allows, not by a CheckpointPolicy."""
-    return op is aten.addmm.default and args[1].dim() == 2 and args[2].shape == (8, 8)
-
-
 def all_but_addmm(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     if op is aten.addmm.default:
         return CheckpointPolicy.MUST_RECOMPUTE
@@ -69,7 +64,6 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "mm, addmm": lambda: [aten.mm.default, aten.addmm.default],
     "bmm, baddbmm": lambda: [aten.bmm.default, aten.baddbmm.default],
     "every other": every_other_product,
-    "by a bool": lambda: narrow,
     "all but addmm": lambda: all_but_addmm,
 }
 

@@ -14,17 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import parallel as tp
 
 import amp_ext
 import amp_ext.nn
 from amp_ext import ops
 from autocast_cases import Seen
-from ranks import Cases, mesh_of_all, needs_gloo, run
-
-if distributed.is_available():
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor import parallel as tp
+from ranks import Cases, mesh_of_all, run
 
 CASES = Cases(mesh_of_all)
 case = CASES.add
@@ -206,7 +204,6 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return run(__name__, 2, tmp_path_factory.mktemp("ranks"))
 
 
-@needs_gloo
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
     assert [of_rank.get(name) for of_rank in errors] == [None, None]

@@ -10,14 +10,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import distributed
 
-needs_gloo = pytest.mark.skipif(
-    not (distributed.is_available() and distributed.is_gloo_available()),
-    reason="this torch is built without gloo",
-)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
