@@ -16,19 +16,12 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import amp_ext
+import optim_cases
 from amp_ext import optim
 from amp_ext.optim._step import StepScalars
 from cases import unwritten
 from executors import Executor, against_oracle
-from optim_cases import (
-    assert_close,
-    assert_same_bits,
-    params,
-    params_of,
-    set_grads,
-    tolerance,
-    train,
-)
+from optim_cases import assert_same_bits, params, params_of, set_grads, tolerance, train
 from twins import plain
 
 LR = 0.01
@@ -90,7 +83,7 @@ def test_changes_between_steps() -> None:
         for optimizer in optimizers:
             train(optimizer, range(2 * change, 2 * change + 2))
         # Numbers grow to twice theirs, learning rates to tenfold.
-        assert_close(*map(params, optimizers), tolerance(2 * change + 2, 0.1))
+        optim_cases.assert_close(*map(params, optimizers), tolerance(2 * change + 2, 0.1))
         counts = [[o.state[p]["step"].item() for p in params(o)] for o in optimizers]
         assert counts[0] == counts[1]
 
