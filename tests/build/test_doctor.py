@@ -118,12 +118,7 @@ def checks_alone(self: amp_ext.GradScaler, optimizer: Any) -> None:
     ids=["wrong", "raising", "autocast", "step"],
 )
 def test_broken_part(
-    place: Any,
-    name: str,
-    broken: Any,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    place: Any, name: str, broken: Any, words: str, monkeypatch: Any, capsys: Any
 ) -> None:
     """Weight gradients in FP16, as torch's, and gradients left scaled count as broken too."""
     monkeypatch.setattr(place, name, broken)
@@ -135,7 +130,7 @@ def test_broken_part(
         assert said.count("FAIL  ") == (2 if torch.cuda.is_available() else 1)
 
 
-def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_gpu(monkeypatch: Any, capsys: Any) -> None:
     """Every check fails on a GPU that is listed but unusable; the other checks go on."""
     compare = verify.compare
 
@@ -157,9 +152,7 @@ def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "  ok    training step on cpu\n" in said
 
 
-def test_a_cpu_build_of_torch_has_no_cuda_backend(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cpu_build_of_torch_has_no_cuda_backend(monkeypatch: Any, capsys: Any) -> None:
     """One line names the reason, and no command advises a step that would fail."""
     monkeypatch.setattr(torch.version, "cuda", None)
     _C.use_backend("cuda", "cuda")  # as where Triton is not installed

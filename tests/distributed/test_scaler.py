@@ -17,14 +17,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import fsdp
 from torch.distributed import get_rank as rank
 from torch.distributed import get_world_size as world
-from torch.distributed.fsdp import (
-    CPUOffload,
-    FullyShardedDataParallel,
-    ShardingStrategy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -61,7 +57,7 @@ def fsdp1(use_orig_params: bool, net: nn.Module, offload: bool = False) -> nn.Mo
     wrap = functools.partial(
         FullyShardedDataParallel,
         use_orig_params=use_orig_params,
-        cpu_offload=CPUOffload(offload_params=offload),
+        cpu_offload=fsdp.CPUOffload(offload_params=offload),
         device_id=torch.device(DEVICE),
     )
     net.fc1, net.fc2 = wrap(net.fc1), wrap(net.fc2)
@@ -382,7 +378,7 @@ def fsdp1_without_shards() -> None:
     for orig in (False, True):
         net = FullyShardedDataParallel(
             nn.Linear(4, 4),
-            sharding_strategy=ShardingStrategy.NO_SHARD,
+            sharding_strategy=fsdp.ShardingStrategy.NO_SHARD,
             use_orig_params=orig,
             device_id=torch.device(DEVICE),
         )

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 import amp_ext
 import twins
 from cases import unwritten
-from twins import OURS, ScalerClass, found_inf, grads, leaf, same_outcome, sgd, sparse_leaf, started
+from twins import OURS, ScalerClass, grads, leaf, same_outcome, sgd, sparse_leaf, started
 
 # test_grad_scaler_machine.py has the errors of an order of calls.
 ERRORS: dict[str, Callable[[ScalerClass], Any]] = {
@@ -162,7 +162,7 @@ def test_parameters_that_nobody_else_holds() -> None:
     optimizer, scaler = sgd(torch.ones(2)), started(OURS)
     optimizer.param_groups[0]["params"] = Parameters()
     scaler.unscale_(optimizer)
-    assert found_inf(scaler, optimizer) == 0.0
+    assert list(scaler._found_inf_per_device(optimizer).values()) == [0.0]
 
 
 # ---- gradients that cannot be unscaled -----------------------------------------------------------
