@@ -26,7 +26,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import amp_ext.optim
 from amp_ext.compat.apex import amp
-from ranks import DEVICE, Cases, run
+from ranks import DEVICE, Cases, on_ranks
 from twins import OURS, started
 
 CASES = Cases(lambda *_: ())  # for four ranks
@@ -413,12 +413,4 @@ for options in itertools.product(("O1", "O2"), (False, True)):
     CASES.add(apex_trains_as_one, *options)
 
 
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return run(__name__, 4, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("device", [DEVICE])
-@pytest.mark.parametrize("name", CASES)
-def test_on_ranks(name: str, device: str, errors: list[dict[str, str]]) -> None:
-    assert [of_rank.get(name) for of_rank in errors] == [None] * 4
+errors, test_on_ranks = on_ranks(__name__, CASES, 4, DEVICE)

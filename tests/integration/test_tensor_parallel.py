@@ -22,7 +22,7 @@ import amp_ext
 import amp_ext.nn
 from amp_ext import ops
 from autocast_cases import Seen
-from ranks import Cases, mesh_of_all, run
+from ranks import Cases, mesh_of_all, on_ranks
 
 CASES = Cases(mesh_of_all)
 case = CASES.add
@@ -196,14 +196,4 @@ for region in REGIONS:
     case(layers, region)
 
 
-# ---- two ranks -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return run(__name__, 2, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
-    assert [of_rank.get(name) for of_rank in errors] == [None, None]
+errors, test_two_ranks = on_ranks(__name__, CASES, 2)

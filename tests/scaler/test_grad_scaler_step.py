@@ -33,9 +33,8 @@ class TakesAttributes(torch.optim.SGD):
 
     _step_supports_amp_scaling = True
 
-    def step(self, closure: Any = None, *more: Any, **options: Any) -> Any:
-        handed = plain([self.grad_scale, self.found_inf])
-        return handed, plain(grads(self)), closure, more, options
+    def step(self) -> Any:
+        return plain([self.grad_scale, self.found_inf]), plain(grads(self))
 
 
 class TakesKeyword(torch.optim.SGD):
@@ -136,7 +135,7 @@ def test_found_inf_of_several_devices_is_never_more_than_one(flags: tuple[float,
     devices = (torch.device("cpu"), torch.device("cpu", 0))
     found_infs = dict(zip(devices, map(torch.tensor, flags), strict=True))
     scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found_infs
-    (_, found_inf), *_ = scaler.step(optimizer)
+    (_, found_inf), _ = scaler.step(optimizer)
     assert found_inf == plain(torch.tensor(max(flags)))
     scaler.update()
     assert scaler.get_scale() == (2.0 if any(flags) else 4.0)
