@@ -24,11 +24,10 @@ import amp_ext.optim
 from amp_ext.graph import make_graphed_step
 from amp_ext.optim.lr_scheduler import SkipAware
 from fake_cuda.recorder import is_running, recorded
-from twins import plain
+from twins import CUDA, plain
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else [])]
-every_device = pytest.mark.parametrize("device", DEVICES)
-on_cuda = pytest.mark.parametrize("device", DEVICES[1:])
+every_device = pytest.mark.parametrize("device", ["cpu", *CUDA])
+on_cuda = pytest.mark.parametrize("device", CUDA)
 WARMUP = 2
 STEPS = 10
 LR = 2.0**-7  # exact in float32

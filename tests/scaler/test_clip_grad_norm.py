@@ -369,7 +369,7 @@ def test_a_norm_that_is_written_before_the_step() -> None:
 # ---- on a GPU ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", [device for device in twins.DEVICES if device == "cuda"])
+@pytest.mark.parametrize("device", twins.CUDA)
 @pytest.mark.parametrize("clip", [twins.at_once, twins.after_unscale])
 @pytest.mark.parametrize("bad", [False, True])
 def test_several_devices_have_one_norm(device: str, bad: bool, clip: Clip) -> None:

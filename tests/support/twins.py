@@ -20,11 +20,8 @@ ScalerClass = type[torch.amp.GradScaler]
 OURS: ScalerClass = amp_ext.GradScaler
 THEIRS: ScalerClass = torch.amp.GradScaler
 
-DEVICES = [
-    "cpu",
-    *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []),
-    pytest.param("cpu", id="ptx", marks=pytest.mark.ptx),
-]
+CUDA = ["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []
+DEVICES = ["cpu", *CUDA, pytest.param("cpu", id="ptx", marks=pytest.mark.ptx)]
 
 # Errors of torch with a longer text here that helps.
 SAYS_MORE = (

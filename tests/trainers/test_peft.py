@@ -9,13 +9,12 @@ from torch import nn
 import amp_ext
 import amp_ext.nn
 import amp_ext.optim
+from twins import CUDA
 
 peft = pytest.importorskip("peft", reason="needs it, as in make test-trainers")
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else [])]
 
-
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu", *CUDA])
 @pytest.mark.parametrize("linear", [amp_ext.nn.Linear, nn.Linear])
 def test_every_adapter_trains_and_nothing_else(device: str, linear: type) -> None:
     """Adapters have no initial weight of 0, so that all of them have gradients."""
