@@ -243,6 +243,17 @@ def test_gradients_that_are_repaired_after_unscaling(fused: bool) -> None:
     assert twins.same_outcome(script)[1][2] == 4.0
 
 
+def test_no_launch_makes_the_scalars_of_a_step() -> None:
+    """The last update leaves the factor and found_inf of a step."""
+    scaler = started(OURS)
+    for fused in (False, True):
+        optimizer = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=fused)
+        with torch.profiler.profile() as profile:
+            finish(scaler, optimizer)
+        launches = {"aten::reciprocal", "aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
+        assert not {event.key for event in profile.key_averages()} & launches
+
+
 @pytest.mark.parametrize("bad", [False, True])
 @pytest.mark.parametrize("pickled", [False, True])
 def test_states_that_other_code_has_made(pickled: bool, bad: bool) -> None:
