@@ -84,12 +84,6 @@ def test_checkpoints(into_another: bool) -> None:
     assert train(scaler, optimizer, schedule, [1.0, 1.0, 1.0]) == [2, 2, 3]
 
 
-def test_disabled_scaler() -> None:
-    optimizer, scaler = torch.optim.SGD([leaf([1.0])], lr=1.0), OURS("cpu", enabled=False)
-    schedule = SkipAware(ExponentialLR(optimizer, 0.5), scaler)
-    assert train(scaler, optimizer, schedule, [1.0, 1.0]) == [0, 1]
-
-
 @pytest.mark.filterwarnings("ignore:Seems like")  # of torch's schedulers, whoever duplicates them
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_duplicate_goes_on(duplicate: Callable[[Any], Any]) -> None:
