@@ -184,11 +184,7 @@ BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
     ),
     "sparse int": (lambda: sparse_leaf(torch.int32), NotImplementedError, "for 'Int'"),
     "meta": (lambda: leaf(GOOD, device="meta"), Exception, "meta"),
-    "csr": (
-        csr_leaf,
-        NotImplementedError,
-        "must be (a )?strided",
-    ),
+    "csr": (csr_leaf, NotImplementedError, "must be (a )?strided"),
     "not a tensor": (lambda: 3, AssertionError, "expected param to be torch.Tensor, got int"),
 }
 
