@@ -76,6 +76,15 @@ def test_grad_scale_and_found_inf(preset: Any, unscale_first: bool, grad: Any) -
     assert twins.same_outcome(script)[0] == "returned"
 
 
+def test_grad_scale_of_a_step_that_clips() -> None:
+    """A step that clips gets a preset grad_scale times an exact coefficient of 1/2."""
+    optimizer, scaler = optimizer_of(TakesAttributes, (12.0, 16.0)), started(OURS)
+    optimizer.grad_scale = 0.25
+    scaler.clip_grad_norm_(optimizer, (torch.tensor(5.0) + 1e-6) / 2)
+    (handed, _) = scaler.step(optimizer)
+    assert handed == plain([torch.tensor(2.0), torch.tensor(0.0)])
+
+
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_gradients_that_come_too_late(fused: bool) -> None:
     """A step fails on gradients that arrive after unscale_, as in torch: they are unchecked."""
