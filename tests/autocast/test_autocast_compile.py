@@ -180,12 +180,12 @@ def test_region_object_entered_in_a_compiled_function(is_made_inside: bool) -> N
 
 @pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no C++ compiler")
 def test_inductor_function_that_enters_a_region() -> None:
-    """An inductor program has an FP32 gradient that is beyond FP16's range."""
+    """An inductor program has an FP32 gradient beyond FP16's range, by the CPU's own name."""
     weight = torch.ones(3, 4, requires_grad=True)
 
     @torch.compile(backend="inductor", fullgraph=True)
     def program(x: Tensor) -> Tensor:
-        with amp_ext.autocast("cpu", dtype=FP16):
+        with amp_ext.cpu.amp.autocast(dtype=FP16):
             return F.linear(x, weight)
 
     result = program(torch.ones(2, 4))

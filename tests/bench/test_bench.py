@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -95,25 +96,15 @@ def test_lists_of_given_sizes_by_given_providers(tmp_path: Path) -> None:
 # ---- timing ------------------------------------------------------------------------------------
 
 
-def test_providers_take_turns_and_excluded_time_is_subtracted(monkeypatch) -> None:
+def test_a_sample_prepares_inputs_and_excludes_time(monkeypatch) -> None:
     calls: list[str] = []
     clock = iter(range(0, 10**9, 5000))
     monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: next(clock))
-
-    @contextlib.contextmanager
-    def around():
-        calls.append("enter b")
-        yield
-        calls.append("leave b")
-
-    made = [
-        registry.Provider("a", lambda: calls.append("a"), lambda: calls.append("prepare a")),
-        registry.Provider("b", lambda: calls.append("b"), excluded_ns=lambda: 2000, around=around),
-    ]
-    times = timing.interleaved(made, timing.Budget(seconds=0.0, samples=4, sample_us=1.0), {})
-    assert (times["a"].p50, times["b"].p50) == (5.0, 3.0)
-    a, b = ["prepare a", "a"], ["enter b", "b", "leave b"]
-    assert calls[-20:] == 2 * (a + b + b + a)
+    launch, prepare = (partial(calls.append, word) for word in ("launch", "prepare"))
+    provider = registry.Provider("it", launch, prepare, excluded_ns=lambda: 2000)
+    times = timing.interleaved([provider], timing.Budget(0.0, samples=4, sample_us=1.0), {})
+    assert times["it"].p50 == 3.0
+    assert calls[-4:] == 2 * ["prepare", "launch"]
 
 
 def test_each_backend_of_a_gpu_has_a_line_of_its_own(monkeypatch) -> None:

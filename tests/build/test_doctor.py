@@ -43,16 +43,26 @@ def test_healthy() -> None:
 
 
 def test_imports_nothing_heavy() -> None:
-    """The doctor imports neither torch's compiler nor packages other than torch."""
+    """amp_ext and the doctor import no other package, no DTensor and no compiler of torch's.
+
+    Products are counted from the import of torch's counter on.
+    """
     programs.output("""
         import sys, torch
         torch.nn.functional, torch.amp
         before = set(sys.modules)
         from amp_ext.__main__ import main
         assert main() == 0
-        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        new = set(sys.modules) - before
+        packages = {name.partition(".")[0] for name in new}
+        assert packages <= sys.stdlib_module_names | {"amp_ext", "torch"}, packages
+        heavy = "torch.distributed", "torch.utils.flop_counter", "amp_ext.integrations"
+        assert not [name for name in new if name.startswith(heavy)], new
         assert not [name for name in sys.modules if name.startswith("torch._dynamo")]
-        assert new <= sys.stdlib_module_names | {"amp_ext", "torch"}, new
+        from torch.utils.flop_counter import FlopCounterMode
+        with FlopCounterMode(display=False) as counter:
+            torch.ops.amp_ext.gemm(torch.ones(2, 2), torch.ones(2, 2))
+        assert counter.get_total_flops() == 16
     """)
 
 
@@ -107,12 +117,7 @@ def checks_alone(self: amp_ext.GradScaler, optimizer: Any) -> None:
     ids=["wrong", "raising", "autocast", "step"],
 )
 def test_broken_part(
-    place: Any,
-    name: str,
-    broken: Any,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    place: Any, name: str, broken: Any, words: str, monkeypatch: Any, capsys: Any
 ) -> None:
     """Weight gradients in FP16, as torch's, and gradients left scaled count as broken too."""
     monkeypatch.setattr(place, name, broken)
@@ -124,7 +129,7 @@ def test_broken_part(
         assert said.count("FAIL  ") == (2 if torch.cuda.is_available() else 1)
 
 
-def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_gpu(monkeypatch: Any, capsys: Any) -> None:
     """Every check fails on a GPU that is listed but unusable; the other checks go on."""
     compare = verify.compare
 
@@ -146,9 +151,7 @@ def test_broken_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "  ok    training step on cpu\n" in said
 
 
-def test_a_cpu_build_of_torch_has_no_cuda_backend(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cpu_build_of_torch_has_no_cuda_backend(monkeypatch: Any, capsys: Any) -> None:
     """One line names the reason, and no command advises a step that would fail."""
     monkeypatch.setattr(torch.version, "cuda", None)
     _C.use_backend("cuda", "cuda")  # as where Triton is not installed

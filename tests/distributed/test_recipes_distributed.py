@@ -20,7 +20,6 @@ from torch import Tensor, distributed
 
 import amp_ext
 import ranks
-from ranks import needs_gloo
 
 TEXT = (Path(__file__).parents[2] / "docs" / "recipes_distributed.md").read_text()
 SECTIONS = re.split(r"^#+ ", TEXT, flags=re.MULTILINE)[1:]
@@ -151,7 +150,6 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     ]
 
 
-@needs_gloo
 @pytest.mark.parametrize("heading", PROGRAMS)
 def test_on_ranks(heading: str, errors: list[dict[str, str]]) -> None:
     assert heading in CASES_OF_2 | CASES_OF_4

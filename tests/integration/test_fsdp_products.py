@@ -12,17 +12,14 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import amp_ext
 from autocast_cases import Seen
-from ranks import Cases, mesh_of_all, needs_gloo, run
-
-if distributed.is_available():
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from ranks import Cases, mesh_of_all, on_ranks
 
 FP16, FP32 = torch.float16, torch.float32
 region = partial(amp_ext.autocast, "cpu", FP16)
@@ -211,15 +208,4 @@ def ddp(mesh: Any) -> None:
         assert_same(wrapped, reference(plain, given))
 
 
-# ---- two ranks -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return run(__name__, 2, tmp_path_factory.mktemp("ranks"))
-
-
-@needs_gloo
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
-    assert [of_rank.get(name) for of_rank in errors] == [None, None]
+errors, test_two_ranks = on_ranks(__name__, CASES, 2)

@@ -51,11 +51,6 @@ def every_other_product() -> Callable[..., CheckpointPolicy]:
     return policy
 
 
-def narrow(context: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
-    """Answer by a bool, as torch allows, not by a CheckpointPolicy."""
-    return op is aten.addmm.default and args[1].dim() == 2 and args[2].shape == (8, 8)
-
-
 def all_but_addmm(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     if op is aten.addmm.default:
         return CheckpointPolicy.MUST_RECOMPUTE
@@ -67,7 +62,6 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "mm, addmm": lambda: [aten.mm.default, aten.addmm.default],
     "bmm, baddbmm": lambda: [aten.bmm.default, aten.baddbmm.default],
     "every other": every_other_product,
-    "by a bool": lambda: narrow,
     "all but addmm": lambda: all_but_addmm,
 }
 
@@ -87,8 +81,7 @@ def trained(
                     contexts = partial(create_selective_checkpoint_contexts, policy())
                     x = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
         x.square().sum().backward()
-    products = seen.torchs + sum(name.startswith("gemm") for name in seen.names)
-    return products, [param.grad.clone() for param in blocks.parameters()]
+    return seen.torchs + seen.gemms, [param.grad.clone() for param in blocks.parameters()]
 
 
 def blocks() -> nn.Module:

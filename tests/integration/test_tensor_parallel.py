@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import parallel as tp
 
 import amp_ext
 from amp_ext import ops
 from autocast_cases import Seen
-from ranks import Cases, mesh_of_all, needs_gloo, run
-
-if distributed.is_available():
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor import parallel as tp
+from ranks import Cases, mesh_of_all, on_ranks
 
 CASES = Cases(mesh_of_all)
 case = CASES.add
@@ -196,15 +194,4 @@ for region in REGIONS:
     case(layers, region)
 
 
-# ---- two ranks -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return run(__name__, 2, tmp_path_factory.mktemp("ranks"))
-
-
-@needs_gloo
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks(name: str, errors: list[dict[str, str]]) -> None:
-    assert [of_rank.get(name) for of_rank in errors] == [None, None]
+errors, test_two_ranks = on_ranks(__name__, CASES, 2)

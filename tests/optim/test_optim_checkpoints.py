@@ -15,16 +15,7 @@ from torch import Tensor
 from amp_ext import optim
 from cases import through_a_file
 from executors import Executor, against_oracle
-from optim_cases import (
-    LR,
-    assert_close,
-    assert_same_bits,
-    bits,
-    make,
-    params,
-    tolerance,
-    train,
-)
+from optim_cases import LR, assert_close, assert_same_bits, bits, make, params, tolerance, train
 
 CASES = ("amsgrad", "adamw", "momentum", "dampening")
 halves = partial(make, optim, "adamw", "cpu", torch.bfloat16)

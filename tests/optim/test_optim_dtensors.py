@@ -11,6 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed import init_device_mesh
+from torch.distributed.checkpoint import state_dict as names
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._pytree import tree_map_only
 
 import ranks
@@ -21,14 +27,6 @@ CASES = ranks.Cases(lambda world, folder: (world, folder))
 LR = 0.01
 F32, BF16 = torch.float32, torch.bfloat16
 MASTERS = {"master_weights": True, "exp_avg_dtype": BF16}
-
-if distributed.is_available():
-    from torch.distributed import checkpoint as dcp
-    from torch.distributed import init_device_mesh
-    from torch.distributed.checkpoint import state_dict as names
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.debug import CommDebugMode
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -257,14 +255,12 @@ def errors(folder: Path) -> dict[int, list[dict[str, str]]]:
     return {world: ranks.run(__name__, world, folder) for world in (4, 2)}
 
 
-@ranks.needs_gloo
 @pytest.mark.parametrize("world", [4, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_ranks(name: str, world: int, errors: dict[int, list[dict[str, str]]]) -> None:
     assert [of_rank.get(name) for of_rank in errors[world]] == [None] * world
 
 
-@ranks.needs_gloo
 @pytest.mark.parametrize("world", [4, 2])
 @pytest.mark.parametrize(("dtype", "options"), SAVED)
 def test_saved_by_ranks(

@@ -16,20 +16,12 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import amp_ext
-from amp_ext import GradScaler, optim
+import optim_cases
+from amp_ext import optim
 from amp_ext.optim._step import StepScalars
 from cases import unwritten
 from executors import Executor, against_oracle
-from optim_cases import (
-    assert_close,
-    assert_same_bits,
-    bits,
-    params,
-    params_of,
-    set_grads,
-    tolerance,
-    train,
-)
+from optim_cases import assert_same_bits, params, params_of, set_grads, tolerance, train
 from twins import plain
 
 LR = 0.01
@@ -91,7 +83,7 @@ def test_changes_between_steps() -> None:
         for optimizer in optimizers:
             train(optimizer, range(2 * change, 2 * change + 2))
         # Numbers grow to twice theirs, learning rates to tenfold.
-        assert_close(*map(params, optimizers), tolerance(2 * change + 2, 0.1))
+        optim_cases.assert_close(*map(params, optimizers), tolerance(2 * change + 2, 0.1))
         counts = [[o.state[p]["step"].item() for p in params(o)] for o in optimizers]
         assert counts[0] == counts[1]
 
@@ -214,37 +206,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(
-    module: Any, name: str, share: Callable[[], list[Tensor]], scaler: Any = None
-) -> list[Tensor]:
-    torch.manual_seed(0)
-    params = share()
-    optimizer = getattr(module, name)(params, lr=0.1, **OPTIONS[name])
-    for seed in range(3):
-        set_grads(params, seed)
-        if scaler is None:
-            optimizer.step()
-            continue
-        scaler.scale(torch.ones(()))
-        set_grads(params, seed, scale=scaler.get_scale())
-        scaler.clip_grad_norm_(optimizer, 0.5)
-        scaler.step(optimizer)
-        scaler.update()
-    return [param.detach().clone() for param in params]
-
-
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("share", SHARED, ids=lambda share: share.__name__)
 def test_trains_as_torch(share: Callable[[], list[Tensor]], name: str) -> None:
-    assert plain(trained(optim, name, share)) == plain(trained(torch.optim, name, share))
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_scaler_unscales_before_the_step(name: str) -> None:
-    """Tied weights train with a scaler as torch's optimizer does with it."""
-    expected = trained(torch.optim, name, tied, GradScaler("cpu", 4.0))
-    assert plain(trained(optim, name, tied, GradScaler("cpu", 4.0))) == plain(expected)
+    found = []
+    for module in (optim, torch.optim):
+        torch.manual_seed(0)
+        optimizer = getattr(module, name)(share(), lr=0.1, **OPTIONS[name])
+        train(optimizer, range(3))
+        found.append(optimizer)
+    assert "shares memory" in found[0]._why_not()
+    assert plain(params(found[0])) == plain(params(found[1]))
 
 
 def test_groups_share_memory() -> None:
@@ -335,16 +308,6 @@ def test_a_step_is_seen_by_autograd_and_autocast() -> None:
         assert not torch.equal(layer(x), before)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_in_compiled_code() -> None:
-    eager, compiled = (optim.AdamW(params_of(), lr=LR) for _ in range(2))
-    step = torch.compile(lambda: compiled.step(), backend="eager")
-    for i in range(2):
-        train(eager, [i])
-        set_grads(params(compiled), i)
-        step()
-    assert_same_bits(bits(eager), bits(compiled))
 
 
 # What is bad of the second group, and the error. The checks of each tensor are those of the op.

@@ -13,28 +13,11 @@ import pytest
 import torch
 
 import amp_ext.optim
+import twins
 from cases import unwritten
-from twins import (
-    DEVICES,
-    KINDS,
-    OURS,
-    Clip,
-    Wrapped,
-    after_unscale,
-    at_once,
-    clip_as_torch,
-    finish,
-    grads,
-    leaf,
-    params,
-    plain,
-    sgd,
-    sparse_leaf,
-    started,
-    with_parameters,
-)
+from twins import OURS, Clip, finish, grads, leaf, params, plain, sgd, started, with_parameters
 
-STEPPED = {kind: partial(make, lr=0.5) for kind, make in KINDS.items()}
+STEPPED = {kind: partial(make, lr=0.5) for kind, make in twins.KINDS.items()}
 STEP_CLIPS = {kind: make for kind, make in STEPPED.items() if kind != "host"}
 """Optimizers whose step unscales and clips."""
 
@@ -45,7 +28,7 @@ def half(norm: float) -> float:
 
 
 @with_parameters
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", twins.DEVICES)
 @pytest.mark.parametrize("max_norm", [torch.tensor(half(13.0)), "0.0", math.inf], ids=str)
 @pytest.mark.parametrize("make", STEPPED)
 def test_a_clipped_step(make: str, max_norm: Any, device: str, clip: Clip) -> None:
@@ -89,7 +72,7 @@ def test_sparse_gradients_count_with_their_duplicates_added_up(clip: Clip) -> No
 
     4 and 5 + 7 are a norm of 4, and of 3 after unscaling by 4: torch cannot do this at all.
     """
-    param = sparse_leaf(torch.float32, (16.0, 20.0, 28.0))
+    param = twins.sparse_leaf(torch.float32, (16.0, 20.0, 28.0))
     optimizer = sgd(param, leaf([12.0]))
     assert clip(started(OURS), optimizer, 6.5).item() == 13.0
     assert param.grad.is_coalesced()
@@ -106,7 +89,7 @@ def test_fp16_gradients() -> None:
     assert grads(optimizer)[0].tolist() == [1.5, 2.0]
 
 
-@pytest.mark.parametrize("clip", [None, at_once, after_unscale])
+@pytest.mark.parametrize("clip", [None, twins.at_once, twins.after_unscale])
 @pytest.mark.parametrize("make", STEPPED)
 def test_no_gradients(make: str, clip: Clip | None) -> None:
     """A step without gradients is an error. torch's fused step does nothing, as in torch."""
@@ -123,8 +106,8 @@ def test_no_gradients(make: str, clip: Clip | None) -> None:
 @with_parameters
 def test_tensor_subclass_gradients_take_torchs_way(clip: Clip) -> None:
     inner = torch.tensor([12.0, 16.0])
-    param = Wrapped(torch.ones(2))
-    param.grad = Wrapped(inner)
+    param = twins.Wrapped(torch.ones(2))
+    param.grad = twins.Wrapped(inner)
     optimizer = sgd(leaf([48.0]))
     optimizer.param_groups[0]["params"].append(param)
     assert clip(started(OURS), optimizer, 6.5).inner.item() == 13.0
@@ -134,7 +117,7 @@ def test_tensor_subclass_gradients_take_torchs_way(clip: Clip) -> None:
 
 def test_disabled_scaler_clips_as_torch() -> None:
     theirs, ours = (sgd(leaf([[3.0, 4.0]], torch.float64), torch.ones(2)) for _ in range(2))
-    norm = clip_as_torch(params(theirs), 1.0)
+    norm = twins.clip_as_torch(params(theirs), 1.0)
     scaler = OURS("cpu", enabled=False)
     assert plain(scaler.clip_grad_norm_(ours, 1.0)) == plain(norm)
     assert plain(grads(ours)) == plain(grads(theirs))
@@ -154,7 +137,7 @@ def test_norms_of_other_orders(make: str, norm_type: Any, alone: bool) -> None:
     ours, theirs = STEP_CLIPS[make]([leaf([12.0, 16.0])]), sgd(leaf([3.0, 4.0]))
     scaler = started(OURS)
     norm = scaler.clip_grad_norm_(params(ours) if alone else ours, 2.0, norm_type)
-    assert plain(norm) == plain(clip_as_torch(params(theirs), 2.0, norm_type=norm_type))
+    assert plain(norm) == plain(twins.clip_as_torch(params(theirs), 2.0, norm_type=norm_type))
     assert plain(grads(ours)) == plain(grads(theirs))
     finish(scaler, ours)
     assert plain(params(ours)[0]) == plain(1.0 - 0.5 * grads(theirs)[0])
@@ -386,8 +369,8 @@ def test_a_norm_that_is_written_before_the_step() -> None:
 # ---- on a GPU ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", [device for device in DEVICES if device == "cuda"])
-@pytest.mark.parametrize("clip", [at_once, after_unscale])
+@pytest.mark.parametrize("device", twins.CUDA)
+@pytest.mark.parametrize("clip", [twins.at_once, twins.after_unscale])
 @pytest.mark.parametrize("bad", [False, True])
 def test_several_devices_have_one_norm(device: str, bad: bool, clip: Clip) -> None:
     optimizer = sgd(leaf([12.0, 16.0]), leaf([math.inf if bad else 48.0], device=device))

@@ -16,22 +16,9 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 import amp_ext
+import twins
 from cases import unwritten
-from twins import (
-    OURS,
-    THEIRS,
-    ScalerClass,
-    Wrapped,
-    finish,
-    found_inf,
-    grads,
-    leaf,
-    plain,
-    same_outcome,
-    sgd,
-    sparse_leaf,
-    started,
-)
+from twins import OURS, ScalerClass, grads, leaf, same_outcome, sgd, sparse_leaf, started
 
 # test_grad_scaler_machine.py has the errors of an order of calls.
 ERRORS: dict[str, Callable[[ScalerClass], Any]] = {
@@ -65,7 +52,7 @@ def test_fp16_sparse_gradients_overflow_when_coalesced(last: float) -> None:
         return found_inf, grads(optimizer)
 
     _, (found_inf, _) = same_outcome(script)
-    assert found_inf == {torch.device("cpu"): plain(torch.tensor([float(last > 32)]))}
+    assert found_inf == {torch.device("cpu"): twins.plain(torch.tensor([float(last > 32)]))}
 
 
 def test_disabled_scaler_does_nothing() -> None:
@@ -73,7 +60,8 @@ def test_disabled_scaler_does_nothing() -> None:
         scaler = pickle.loads(pickle.dumps(scaler_class("cpu", enabled=False)))
         optimizer, loss = sgd(leaf([4.0, math.inf])), torch.tensor(3.0)
         seen = [scaler.scale(loss) is loss, scaler.scale([loss]) == [loss]]
-        seen += [scaler.unscale_(optimizer), scaler.step(optimizer), scaler.update()]
+        steps = scaler.step(optimizer, lambda: 7.0), scaler.step(optimizer, closure=lambda: 8.0)
+        seen += [scaler.unscale_(optimizer), *steps, scaler.update()]
         seen += [scaler.get_scale(), scaler._get_growth_tracker(), scaler.is_enabled()]
         seen += [scaler.load_state_dict(state) for state in ({}, {"amp_ext": "words"}, None)]
         if scaler_class is OURS:
@@ -86,14 +74,14 @@ def test_disabled_scaler_does_nothing() -> None:
 
 def test_is_torchs_class_by_name_arguments_and_attributes() -> None:
     assert OURS.__name__ == OURS.__qualname__ == "GradScaler"
-    assert issubclass(OURS, THEIRS)
-    ours, theirs = (inspect.signature(c).parameters for c in (OURS, THEIRS))
+    assert issubclass(OURS, twins.THEIRS)
+    ours, theirs = (inspect.signature(c).parameters for c in (OURS, twins.THEIRS))
     assert list(ours)[: len(theirs)] == list(theirs)
     for name, parameter in theirs.items():
         assert (ours[name].default, ours[name].kind) == (parameter.default, parameter.kind)
     assert all(p.kind is p.KEYWORD_ONLY for p in list(ours.values())[len(theirs) :])
     for lazy in (False, True):
-        scalers = [started(c) if lazy else c("cpu") for c in (OURS, THEIRS)]
+        scalers = [started(c) if lazy else c("cpu") for c in (OURS, twins.THEIRS)]
         assert vars(scalers[0]).keys() >= vars(scalers[1]).keys()
 
 
@@ -150,7 +138,7 @@ def test_gradients_of_a_transform() -> None:
 def test_an_overflow_of_a_subclass_skips_the_step() -> None:
     """An infinite gradient is found also if torch unscales it, since it is a tensor subclass."""
     param = torch.ones(2)
-    param.grad = Wrapped(torch.tensor([4.0, math.inf]))
+    param.grad = twins.Wrapped(torch.tensor([4.0, math.inf]))
     scaler = started(OURS)
     scaler.step(sgd(param))
     scaler.update()
@@ -174,7 +162,7 @@ def test_parameters_that_nobody_else_holds() -> None:
     optimizer, scaler = sgd(torch.ones(2)), started(OURS)
     optimizer.param_groups[0]["params"] = Parameters()
     scaler.unscale_(optimizer)
-    assert found_inf(scaler, optimizer) == 0.0
+    assert list(scaler._found_inf_per_device(optimizer).values()) == [0.0]
 
 
 # ---- gradients that cannot be unscaled -----------------------------------------------------------
@@ -196,11 +184,7 @@ BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
     ),
     "sparse int": (lambda: sparse_leaf(torch.int32), NotImplementedError, "for 'Int'"),
     "meta": (lambda: leaf(GOOD, device="meta"), Exception, "meta"),
-    "csr": (
-        csr_leaf,
-        NotImplementedError,
-        "must be (a )?strided",
-    ),
+    "csr": (csr_leaf, NotImplementedError, "must be (a )?strided"),
     "not a tensor": (lambda: 3, AssertionError, "expected param to be torch.Tensor, got int"),
 }
 
@@ -237,7 +221,7 @@ def test_one_bad_gradient_stops_all(
 
     optimizer.param_groups.remove(bad_group)
     scaler.unscale_(optimizer)
-    finish(scaler, optimizer)
+    twins.finish(scaler, optimizer)
     assert good[0].grad.tolist() == [1.0, 2.0]
 
 

@@ -58,11 +58,10 @@ def test_graph_breaks(name: str, clips: bool) -> None:
     assert result == trained(OURS, clips, name, compiles=False)[0]
 
 
-def test_the_compiler_is_not_imported() -> None:
+def test_the_compiler_is_imported_later() -> None:
     """A compiler imported later skips the scaler and the optimizers."""
     programs.output("""
-        import sys, amp_ext
-        assert "torch._dynamo" not in sys.modules
+        import amp_ext
         from torch._dynamo.trace_rules import check
         assert check(amp_ext.GradScaler.step) and check(amp_ext.optim.SGD.step)
     """)

@@ -7,19 +7,15 @@ import json
 import math
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cases import through_a_file
 from twins import OURS, THEIRS, ScalerClass, finish, leaf, plain, sgd, started
-
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
 def trained(scaler_class: ScalerClass, **options: Any) -> Any:
@@ -45,18 +41,6 @@ def test_loading_torchs_state_starts_the_counters_anew() -> None:
     scaler = trained(OURS, hysteresis=2)
     scaler.load_state_dict(trained(THEIRS).state_dict())
     assert scaler.state_dict() == trained(THEIRS).state_dict()
-
-
-def test_distributed_checkpoint(tmp_path: Path) -> None:
-    """A distributed checkpoint restores counters into a state that names them."""
-    saved = trained(OURS).state_dict()
-    dcp.save({"scaler": saved}, checkpoint_id=tmp_path)
-    scaler = started(OURS)
-    counters = {"skipped_steps": 0, "hysteresis": 1, "hysteresis_tracker": 1}
-    state = {"scaler": scaler.state_dict() | {"amp_ext": counters}}
-    dcp.load(state, checkpoint_id=tmp_path)
-    scaler.load_state_dict(state["scaler"])
-    assert scaler.state_dict() == saved
 
 
 def test_counters_are_part_of_the_state() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from amp_ext.optim.lr_scheduler import SkipAware
-from twins import KINDS, OURS, StepsByScalars, every_kind, leaf, params, started
+from twins import KINDS, OURS, StepsByScalars, leaf, params, started
 
 
 def train(scaler: Any, optimizer: Optimizer, schedule: Any, values: list[float]) -> list[float]:
@@ -48,14 +47,6 @@ def test_skipped_steps_do_not_count() -> None:
         assert train(*halving(kind, exact=exact), values) == rates, (kind, exact)
 
 
-@every_kind
-def test_no_warning_where_torch_warns(kind: str) -> None:
-    """A skipped first step gives no warning, while torch warns of lr_scheduler.step()."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(*halving(kind), [math.inf, math.inf, 1.0])
-
-
 def test_another_optimizers_overflow_does_not_count() -> None:
     scaler, optimizer, schedule = halving("scalars", exact=True)
     other = StepsByScalars([leaf([math.inf])], lr=1.0)
@@ -82,12 +73,6 @@ def test_checkpoints(into_another: bool) -> None:
     schedule.load_state_dict(state)
     assert schedule.scheduler.last_epoch == 2
     assert train(scaler, optimizer, schedule, [1.0, 1.0, 1.0]) == [2, 2, 3]
-
-
-def test_disabled_scaler() -> None:
-    optimizer, scaler = torch.optim.SGD([leaf([1.0])], lr=1.0), OURS("cpu", enabled=False)
-    schedule = SkipAware(ExponentialLR(optimizer, 0.5), scaler)
-    assert train(scaler, optimizer, schedule, [1.0, 1.0]) == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore:Seems like")  # of torch's schedulers, whoever duplicates them

@@ -29,11 +29,6 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     @property
-    def names(self) -> list[str]:
-        """Return the names of amp_ext's ops."""
-        return [op.name().removeprefix("amp_ext::") for op in self.ops if op.namespace == "amp_ext"]
-
-    @property
     def gemms(self) -> int:
         """Return the number of calls of amp_ext's GEMM."""
         return self.ops.count(torch.ops.amp_ext.gemm.default)

@@ -14,10 +14,6 @@ import pytest
 import torch
 from torch import distributed
 
-needs_gloo = pytest.mark.skipif(
-    not (distributed.is_available() and distributed.is_gloo_available()),
-    reason="this torch is built without gloo",
-)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -53,6 +49,21 @@ def run(module: str, world: int, folder: Path, cases: str = "CASES") -> list[dic
         _rank, (module, world, folder, cases), nprocs=world, start_method="forkserver"
     )
     return [torch.load(folder / f"errors.{world}.{rank}") for rank in range(world)]
+
+
+def on_ranks(module: str, cases: Cases, world: int, device: str = "cpu") -> tuple[Any, Any]:
+    """Return a fixture that runs a module's cases on so many ranks, and a test of each case."""
+
+    @pytest.fixture(scope="module", name="errors")
+    def errors_of(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+        return run(module, world, tmp_path_factory.mktemp("ranks"))
+
+    @pytest.mark.parametrize("device", [device])
+    @pytest.mark.parametrize("name", cases)
+    def test(name: str, device: str, errors: list[dict[str, str]]) -> None:
+        assert [of_rank.get(name) for of_rank in errors] == [None] * world
+
+    return errors_of, test
 
 
 def _rank(rank: int, module: str, world: int, folder: Path, cases: str) -> None:

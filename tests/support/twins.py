@@ -20,10 +20,8 @@ ScalerClass = type[torch.amp.GradScaler]
 OURS: ScalerClass = amp_ext.GradScaler
 THEIRS: ScalerClass = torch.amp.GradScaler
 
-DEVICES = [
-    "cpu",
-    *(["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []),
-]
+CUDA = ["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []
+DEVICES = ["cpu", *CUDA]
 
 # Errors of torch with a longer text here that helps.
 SAYS_MORE = (
@@ -163,19 +161,17 @@ def params(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def torchs_state(scaler: Any, optimizer: Optimizer) -> dict[str, Any] | None:
-    """Return a scaler's state of an optimizer within a step, as far as torch's has it."""
-    state = scaler._per_optimizer_states.get(id(optimizer))
-    return state and {key: state[key] for key in ("stage", "found_inf_per_device")}
-
-
 def state_of(scaler: Any, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
-    """Return the visible state of a scaler and its optimizers as plain values."""
-    optimizers = list(optimizers)
+    """Return the visible state of a scaler and its optimizers as plain values.
+
+    The states of a step have more keys than torch's.
+    """
+    optimizers, keys = list(optimizers), ("stage", "found_inf_per_device")
+    states = [scaler._per_optimizer_states.get(id(optimizer)) for optimizer in optimizers]
     seen = {
         "scale": scaler.get_scale(),
         "tracker": scaler._get_growth_tracker(),
-        "states": [torchs_state(scaler, optimizer) for optimizer in optimizers],
+        "states": [state and {key: state[key] for key in keys} for state in states],
         "params": [params(optimizer) for optimizer in optimizers],
         "grads": [grads(optimizer) for optimizer in optimizers],
         "optimizers": [list(optimizer.state.values()) for optimizer in optimizers],
@@ -208,8 +204,3 @@ def by_parameters(scaler: Any, optimizer: Optimizer, max_norm: float) -> Tensor:
 
 
 with_parameters = pytest.mark.parametrize("clip", [at_once, after_unscale, by_parameters])
-
-
-def found_inf(scaler: Any, optimizer: Optimizer) -> float:
-    [flag] = scaler._found_inf_per_device(optimizer).values()
-    return flag.item()

@@ -15,17 +15,13 @@ from torch.nn import functional as F
 
 import amp_ext
 import amp_ext.optim
+from twins import CUDA
 
 SIDE, HIDDEN, CLASSES, BATCH = 28, 256, 10, 16
 STEPS, OVERFLOW, MAX_NORM = 6, 2, 0.25
 
 # Without a GPU, the frameworks refuse or ignore float16; tests/fake_cuda has a GPU.
-on_cuda = [
-    pytest.mark.usefixtures("device"),
-    pytest.mark.parametrize(
-        "device", ["cuda"] if torch.cuda.is_available() and amp_ext._C.cuda_built() else []
-    ),
-]
+on_cuda = [pytest.mark.usefixtures("device"), pytest.mark.parametrize("device", CUDA)]
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "plain": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),

@@ -13,12 +13,9 @@ import torch
 import amp_ext
 from digits_program import Network, on_cuda
 
-lightning, accelerate, _, timm = (
+for package in ("lightning", "accelerate", "transformers", "timm"):
     pytest.importorskip(package, reason="needs it, as in make test-trainers")
-    for package in ("lightning", "accelerate", "transformers", "timm")
-)
 pytestmark = on_cuda
-ONE_GPU = {"accelerator": "cuda", "devices": 1}
 
 PAGE = (Path(__file__).parents[2] / "docs/trainers.md").read_text()
 SECTIONS = dict(re.findall(r"^#+ (.*?)\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -47,20 +44,8 @@ LINES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "timm": lambda names: names["loss_scaler"]._scaler,
     "Training frameworks": lambda names: torch.amp.GradScaler(),
 }
-INSTALLED: dict[str, Callable[[], Any]] = {
-    "Lightning": lambda: lightning.Trainer(precision="16-mixed", **ONE_GPU).precision_plugin.scaler,
-    "Fabric": lambda: lightning.Fabric(precision="16-mixed", **ONE_GPU).strategy.precision.scaler,
-    "Accelerate": lambda: accelerate.Accelerator(mixed_precision="fp16").scaler,
-    "timm": lambda: timm.utils.NativeScaler()._scaler,
-}
 
 
 @pytest.mark.parametrize("section", LINES)
 def test_the_lines_put_our_scaler_in(section: str) -> None:
     assert isinstance(LINES[section](names_of(section)), amp_ext.GradScaler)
-
-
-@pytest.mark.parametrize("framework", INSTALLED)
-def test_frameworks_make_our_scaler_after_install(framework: str) -> None:
-    amp_ext.install(scaler=True)
-    assert isinstance(INSTALLED[framework](), amp_ext.GradScaler)

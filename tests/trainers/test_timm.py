@@ -1,21 +1,17 @@
-"""Test timm's loss scalers on the digits program."""
+"""Test timm's loss scaler on the digits program."""
 
 from __future__ import annotations
 
 import collections
-import importlib
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-import amp_ext.compat.apex
+import amp_ext
 import digits_program as digits
-from amp_ext.compat.apex import amp
 
-timm_cuda = pytest.importorskip("timm.utils.cuda", reason="needs it, as in make test-trainers")
+pytest.importorskip("timm", reason="needs it, as in make test-trainers")
 ours = pytest.importorskip("amp_ext.integrations.timm")
 pytestmark = digits.on_cuda
 
@@ -68,31 +64,3 @@ def test_accumulation_clips_and_steps_at_its_end(calls: collections.Counter[str]
         scaler(loss, optimizer, digits.MAX_NORM, need_update=need_update)
         assert torch.equal(network.values(), before) is not need_update
     assert calls == {"clip": 1}
-
-
-# ---- ApexScaler, by ``from apex import amp`` -----------------------------------------------------
-
-
-@pytest.fixture
-def apex_scaler() -> Iterator[Any]:
-    """Return the scaler of a timm imported after ``install()``."""
-    assert "apex" not in sys.modules
-    amp_ext.compat.apex.install()
-    importlib.reload(timm_cuda)
-    assert timm_cuda.has_apex
-    yield timm_cuda.ApexScaler()
-    del sys.modules["apex"], sys.modules["apex.amp"]
-    importlib.reload(timm_cuda)
-
-
-@digits.every_optimizer
-def test_training_with_apex_is_the_loop(optimizer: str, apex_scaler: Any) -> None:
-    network = digits.Network().cuda()
-    network, stepping = amp.initialize(
-        network, digits.OPTIMIZERS[optimizer](network.parameters()), opt_level="O1", verbosity=0
-    )
-    for images, labels in digits.batches():
-        stepping.zero_grad()
-        loss = network(images.cuda(), labels.cuda())
-        apex_scaler(loss, stepping, clip_grad=digits.MAX_NORM, parameters=network.parameters())
-    digits.assert_is_the_loop(network, optimizer, clip_as="torch")

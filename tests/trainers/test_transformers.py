@@ -62,13 +62,6 @@ def test_training_is_the_loop(
     digits.assert_is_the_loop(trainer.model, optimizer)
 
 
-def test_a_trainer_of_ones_own(tmp_path: Path) -> None:
-    class MyTrainer(ours.ScalerMixin, transformers.Trainer):
-        scaler_options = {"init_scale": 1024.0, "hysteresis": 2}  # noqa: RUF012
-
-    assert trained(MyTrainer, "fused", tmp_path).accelerator.scaler.get_scale() == 1024.0
-
-
 def test_installed_alone(calls: collections.Counter[str], tmp_path: Path) -> None:
     """After install() alone, the trainer's own scaler is amp_ext's."""
     amp_ext.install(scaler=True)
