@@ -411,7 +411,7 @@ def test_what_cannot_be_prepared() -> None:
     ):
         with pytest.raises(error, match=f"amp.initialize: .*{''.join(options)}.*{text}"):
             amp.initialize(*arguments, **{"opt_level": "O2"} | options)
-    with pytest.raises(ValueError, match=r"got 4.0 and 2.0"):
+    with pytest.raises(ValueError, match=r"got 2.0 and 4.0"):
         amp.initialize(model, optimizer, min_loss_scale=4.0, max_loss_scale=2.0)
     assert type(model) is Net and model.fc1.weight.dtype == torch.float32
     assert not hasattr(optimizer, "_amp_stash") and "step" not in vars(optimizer)

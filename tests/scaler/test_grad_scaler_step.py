@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 
 import amp_ext.optim
 import twins
+from fake_cuda import recorder
 from twins import OURS, THEIRS, ScalerClass, finish, grads, leaf, params, plain, sgd, started
 
 every_scaler = pytest.mark.parametrize("scaler_class", [OURS, THEIRS], ids=["ours", "torch's"])
