@@ -6,6 +6,7 @@ folder; torch's own operators run its CPU kernels.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -114,6 +115,40 @@ def environment(ptx: Path | None) -> dict[str, str]:
     if ptx:
         found |= {"FAKE_CUDA_KERNELS": str(build.kernels()), "CUDASIM_PTX": str(ptx)}
     return found
+
+
+def order(text: str) -> str:
+    if not re.fullmatch(r"now|late|\d+", text):
+        raise argparse.ArgumentTypeError(f"expected now, late or a seed, not {text}")
+    return text
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the options that describe the devices."""
+    parser.add_argument(
+        "--order",
+        type=order,
+        default="late",
+        help="when operations run: as they are issued (now), when the host waits for them (late) "
+        "or at random by a seed",
+    )
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument(
+        "--capability",
+        type=int,
+        choices=(75, 80, 86, 89, 90, 100, 120),
+        default=90,
+        help="90 for 9.0",
+    )
+    parser.add_argument("--multiprocessors", type=int, default=4, help="of each device")
+    parser.add_argument("--memory", type=int, default=8 << 30, help="bytes of each device")
+    parser.add_argument(
+        "--guarded",
+        type=int,
+        choices=(0, 1),
+        default=0,
+        help="1 to end the process where the host touches device memory; slower",
+    )
 
 
 def run(program: Sequence[str], variables: dict[str, str], settings: dict[str, object]) -> None:

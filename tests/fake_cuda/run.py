@@ -3,8 +3,7 @@
     python tests/fake_cuda/run.py [--order now|late|SEED] [...] SCRIPT.py|-m MODULE|-c CODE ...
     python tests/fake_cuda/run.py -m pytest -n 2 tests/lists
 
-The Python needs a CUDA build of torch, and amp_ext built by nvcc. The options are the same as of
-python -m cudasim for the kernels of other extensions.
+The Python needs a CUDA build of torch, and amp_ext built by nvcc.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from cudasim import build, cuda
-from cudasim.__main__ import add_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,7 +43,7 @@ def units(architecture: str) -> list[tuple[Path, list[str]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    add_settings(parser)
+    cuda.add_settings(parser)
     options, program = parser.parse_known_args()
     if reason := cuda.missing():
         sys.exit(f"the fake CUDA runtime cannot run here: {reason}")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(bool(build.missing()), reason=build.missing())
 
 @cache
 def module(name: str, architecture: str = "90a") -> Module:
-    files = ["ordinary", "../example/transpose"]
+    files = ["ordinary"]
     if architecture != "75":
         files += ["faults", "races"]
     units = [((HERE / f"{file}.cu").resolve(), ["-O3"]) for file in files]
@@ -45,20 +45,13 @@ def run(request: pytest.FixtureRequest) -> Callable[..., None]:
     architecture, seed = request.param
 
     def run(name: str, grid: Sequence[int], *arguments: object, shared: int = 0) -> None:
-        file = "transpose" if name == "transpose" else "ordinary"
-        module(file, architecture).launch(name, grid, *arguments, shared=shared, seed=seed)
+        module("ordinary", architecture).launch(name, grid, *arguments, shared=shared, seed=seed)
 
     return run
 
 
 class TestOrdinaryKernels:
     """Kernels in the ordinary style compute the same in every order."""
-
-    def test_transpose(self, run: Callable[..., None]) -> None:
-        n = 70
-        a, b = Array(c_float, range(n * n)), Array(c_float, n * n)
-        run("transpose", (3, 3), (32, 8), a, b, c_int(n))
-        assert all(b.view[i * n + j] == a.view[j * n + i] for i in range(n) for j in range(n))
 
     def test_sum_by_ticket(self, run: Callable[..., None]) -> None:
         x, sums, ticket = Array(c_float, range(1000)), Array(c_float, 5), Array(c_uint, [0])
@@ -200,13 +193,12 @@ def test_races_can_be_left_alone(request: pytest.FixtureRequest) -> None:
 
 
 def test_the_program_of_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first program of README transposes by the executor alone."""
+    """The first program of README runs a kernel by the executor alone."""
     program = re.findall(
         r"```python\n(.*?)```", (HERE.parent / "README.md").read_text(), re.DOTALL
     )[0]
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "transpose.cu").write_text((HERE.parent / "example/transpose.cu").read_text())
-    exec(program, {})
+    monkeypatch.chdir(HERE)
+    exec(program.replace("build/ptx", str(tmp_path)), {})
 
 
 def test_a_changed_header_is_compiled_again(tmp_path: Path) -> None:
