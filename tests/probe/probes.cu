@@ -25,6 +25,10 @@ struct Grid {
 
 template <class... Params, class... Args>
 int launch(const Grid& grid, void (*kernel)(Params...), const Args&... args) {
+  if (!grid.early) {
+    kernel<<<grid.blocks, grid.threads, grid.shared_bytes>>>(args...);
+    return cudaGetLastError();
+  }
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -33,7 +37,7 @@ int launch(const Grid& grid, void (*kernel)(Params...), const Args&... args) {
   config.blockDim = dim3(grid.threads);
   config.dynamicSmemBytes = grid.shared_bytes;
   config.attrs = &early;
-  config.numAttrs = grid.early;
+  config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
