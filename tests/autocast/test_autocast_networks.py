@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import amp_ext
-from autocast_cases import LOW, Seen
+from autocast_cases import Seen
 from cases import assert_all_same, assert_same
 
 T = TypeVar("T")
