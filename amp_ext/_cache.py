@@ -33,14 +33,11 @@ def read(device: str, part: str, types: Sequence[type]) -> list[list[Any]]:
             found, *entry = json.loads(line)
         except (RecursionError, TypeError, ValueError):  # such as an unfinished line
             continue
+        fits = all(type(x) is not int or -(2**63) <= x < 2**63 for x in entry)
         is_whole = [type(field) for field in entry] == list(types)
-        if found == part and is_whole and all(map(_fits_int64, entry)):
+        if found == part and is_whole and fits:
             entries.append(entry)
     return entries
-
-
-def _fits_int64(field: Any) -> bool:
-    return not isinstance(field, int) or -(2**63) <= field < 2**63
 
 
 def append(device: str, part: str, entries: Iterable[Sequence[Any]]) -> bool:

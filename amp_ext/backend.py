@@ -73,17 +73,12 @@ def get_backend() -> str | None:
     return _chosen
 
 
-def _choose_by_environment() -> None:
-    """Choose by the environment. Errors are ImportErrors, since the import fails."""
-    try:
-        set_backend(os.environ.get("AMP_EXT_BACKEND") or None)
-        _C.set_gemm_mode(os.environ.get("AMP_EXT_GEMM") or "auto")
-    except (RuntimeError, ValueError) as error:
-        raise ImportError(f"amp_ext, AMP_EXT_BACKEND or AMP_EXT_GEMM: {error}") from None
-
-
 _chosen: str | None = None
-_choose_by_environment()
+try:
+    set_backend(os.environ.get("AMP_EXT_BACKEND") or None)
+    _C.set_gemm_mode(os.environ.get("AMP_EXT_GEMM") or "auto")
+except (RuntimeError, ValueError) as error:
+    raise ImportError(f"amp_ext, AMP_EXT_BACKEND or AMP_EXT_GEMM: {error}") from None
 
 
 # ---- the report --------------------------------------------------------------------------------

@@ -245,18 +245,22 @@ class GraphedStep:
         capture = torch.cuda.graph(
             graph, self._pool, self._stream, capture_error_mode="thread_local"
         )
+        cause = None
         try:
             with torch.cuda.stream(self._stream), capture:  # a capture that fails keeps its stream
-                self._results = self._run(self._inputs, spec)
+                try:
+                    self._results = self._run(self._inputs, spec)
+                except Exception as error:
+                    cause = error  # the end of the capture fails then too
+                    raise
         except Exception as error:
             _abandoned.append(graph)
-            cause = error.__context__ or error  # the end of the capture fails too
             raise RuntimeError(
-                f"make_graphed_step: step_fn cannot be captured: {cause}\nNothing has "
+                f"make_graphed_step: step_fn cannot be captured: {cause or error}\nNothing has "
                 "changed. A step that waits for the device (.item(), .cpu(), print, an `if` on a "
                 "tensor, a scaler with an optimizer that is not fused) cannot be captured; "
                 ".eager() runs it."
-            ) from error
+            ) from cause or error
         return graph
 
     # ---- the refusals --------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import math
 import os
 import runpy
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from amp_ext import _cache
 from amp_ext._library import _C
@@ -61,6 +62,7 @@ class Tuned(NamedTuple):
 _TYPES = (str, *(int,) * _C.GEMM_KEY_SIZE, str, int, str)
 Entry = Sequence[Any]
 """An entry of the table: product in words, GemmKey (table.h), backend, variant, reason."""
+_region = threading.Lock()
 _own: dict[str, list[Entry]] = {}
 """The entries that this process has measured, by device, for a folder that is not writable."""
 
@@ -76,10 +78,7 @@ def load_table(device: str) -> set[tuple[int, ...]]:
 
 
 def update_table(device: str, entries: Sequence[Entry]) -> None:
-    """Add entries to a device's table, in place of older ones.
-
-    If the file cannot be written, this process has the entries nevertheless, and warns.
-    """
+    """Add entries to a device's table, in place of older ones."""
     _own.setdefault(device, []).extend(entries)
     if not _cache.append(device, "product", entries):
         warn("amp_ext: cannot write measurements to the cache folder")
@@ -103,9 +102,6 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     ``~/.cache/amp_ext``), in place of an older entry. If ``AMP_EXT_GEMM`` is ``auto``, as by
     default, it computes the product from then on.
 
-    A process reads the table of a device at its first product there. All processes of a distributed
-    training that read one table choose alike.
-
     Args:
         seconds: how long to measure at most, after the region. If the time does not suffice, the
             products with the least work keep their entries.
@@ -121,11 +117,14 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
     if not seconds > 0:
         raise ValueError(f"amp_ext.tune: seconds must be positive, got {seconds}")
     _refuse_several_processes()
-    if any(isinstance(mode, _Noting) for mode in _get_current_dispatch_mode_stack()):
+    if not _region.acquire(blocking=False):
         raise RuntimeError("amp_ext.tune: this is within another amp_ext.tune() region")
     results: list[Tuned] = []
-    with _Noting() as noting:
-        yield results
+    try:
+        with _Noting() as noting:
+            yield results
+    finally:
+        _region.release()
     _refuse_several_processes()
     start = time.perf_counter()
     products = list(noting.products.values())
@@ -220,6 +219,7 @@ class _Product:
     def __init__(self, device: str, key: Sequence[int], arguments: dict[str, Any]) -> None:
         self.device, self.key, self.calls = device, key, 0
         self.sizes = key[2:]  # batch, summed products, m, n and k
+        self.right: list[Candidate] = []  # once they are known
         self.arguments: dict[str, Any] = {
             name: _Like(x.shape, x.stride(), x.dtype, x.data_ptr() % 16 // x.element_size())
             if isinstance(x, Tensor)
@@ -230,13 +230,13 @@ class _Product:
     def __str__(self) -> str:
         batch, terms, m, n, k = self.sizes
         count = f"{batch * terms} x " if batch * terms > 1 else ""
-        dtype = str(self.arguments["a"].dtype).removeprefix("torch.")
+        dtypes = [str(self.arguments[name].dtype).removeprefix("torch.") for name in "ab"]
         options = [name for name in self.arguments if name not in ("a", "b")]
-        return ", ".join([f"{count}[{m}, {k}] @ [{k}, {n}]", dtype, *options])
+        return ", ".join([f"{count}[{m}, {k}] @ [{k}, {n}]", " @ ".join(dtypes), *options])
 
 
 class _Noting(TorchDispatchMode):
-    """Note the distinct products of plain tensors, in backward passes too."""
+    """Note the distinct products of plain tensors in this thread and its backward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,14 +244,21 @@ class _Noting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        result = func(*args, **kwargs)  # its checks come first
         if names := _OPS.get(func):
             options = {**kwargs, "accumulates": True} if "c" in names else kwargs
             self._note(dict(zip(names, args, strict=True)) | options)
-        return func(*args, **kwargs)
+        return result
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Have torch.compile compile in the region. Compiled products are noted as they run."""
+        return True
 
     def _note(self, arguments: dict[str, Any]) -> None:
         tensors = [x for x in arguments.values() if isinstance(x, Tensor)]
-        if any(type(x) not in (Tensor, torch.nn.Parameter) or x.is_meta for x in tensors):
+        plain = Tensor.__torch_dispatch__
+        if any(type(x).__torch_dispatch__ is not plain or x.is_meta for x in tensors):
             return
         device, key = str(tensors[0].device), tuple(_C.Product(**arguments).key)
         if 0 not in key[2:]:
@@ -266,7 +273,8 @@ class _Trial:
     """Compute a product on random operands. The user's random numbers stay as they are."""
 
     def __init__(self, product: _Product) -> None:
-        generator = torch.Generator(product.device).manual_seed(0)
+        generator = torch.Generator(product.device)
+        generator.seed()  # freed memory never holds these operands' result
         arguments = {
             name: x.random(generator) if isinstance(x, _Like) else x
             for name, x in product.arguments.items()
@@ -301,7 +309,7 @@ def _measure(product: _Product, seconds: float) -> dict[Candidate, float]:
     deadline = time.perf_counter() + seconds
     try:
         trial = _Trial(product)
-        right = _right_candidates(product, trial, deadline)
+        right = product.right = product.right or _right_candidates(product, trial, deadline)
         return _interleaved(trial, right, deadline) if len(right) > 1 else {}
     except RuntimeError as error:  # most likely out of memory
         warn(f"amp_ext.tune: {product}: not measured: {error}")
@@ -312,21 +320,22 @@ def _right_candidates(product: _Product, trial: _Trial, deadline: float) -> list
     """Return the candidates with the first one's result, while there is time."""
     default, *others = trial.candidates
     expected = trial.result(default)
-    right, results = [default], [expected]  # kept: no memory holds another candidate's result
+    right = [default]
     for candidate in others:
         if time.perf_counter() > deadline:
             break
         try:
-            results.append(trial.result(candidate))
+            result = trial.result(candidate)
         except Exception as error:  # of any type, as when a Triton kernel does not compile
             # The same text for all products, so that it is shown once.
             problem = str(error).partition("\n")[0]
             warn(f"amp_ext.tune: left out: {candidate[0]}: {problem}")
             continue
-        if _is_near(product, results[-1], expected):
+        if _is_near(product, result, expected):
             right.append(candidate)
         else:
             warn(f"amp_ext.tune: left out: {candidate}: a wrong result of {product}")
+        result.fill_(math.nan)  # for the next one, which may get this memory
     return right
 
 
@@ -344,18 +353,16 @@ def _is_near(product: _Product, result: torch.Tensor, expected: torch.Tensor) ->
     return torch.allclose(result.float(), expected.float(), rtol=4 * eps, atol=atol)
 
 
-def _interleaved(
-    trial: _Trial, candidates: Sequence[Candidate], deadline: float
-) -> dict[Candidate, float]:
+def _interleaved(trial: _Trial, right: list[Candidate], deadline: float) -> dict[Candidate, float]:
     """Return the seconds of a call by each candidate, 20th percentile.
 
     The candidates are timed in turn, and in reverse.
     """
-    shortest = min(trial.seconds(candidate, 1) for candidate in candidates)
+    shortest = min(trial.seconds(candidate, 1) for candidate in right)
     calls = max(1, math.ceil(SAMPLE_SECONDS / shortest))
-    samples: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
+    samples: dict[Candidate, list[float]] = {candidate: [] for candidate in right}
     for count in itertools.count(1):
-        for candidate in candidates if count % 2 == 0 else reversed(candidates):
+        for candidate in right if count % 2 == 0 else reversed(right):
             samples[candidate].append(trial.seconds(candidate, calls) / calls)
         if count >= MIN_ROUNDS and time.perf_counter() > deadline:
             break

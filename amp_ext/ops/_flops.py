@@ -18,7 +18,6 @@ def _product(a: _Shape, b: _Shape, *_: Any, trans_b: bool = False, **__: Any) ->
 
 
 def _register(counter: ModuleType) -> None:
-    """Register the formulas of the ops."""
     ops, register = torch.ops.amp_ext, counter.register_flop_formula
     register(ops.gemm)(_product)
     register(ops.gemm_accumulate_)(lambda c, *product, **options: _product(*product, **options))

@@ -22,13 +22,10 @@ unscaled gradients. Wrappers of torch's LR schedulers do not count; global step 
 FOUND_INF, wrappers and hooks see scaled gradients and run in skipped steps, as under torch's
 scaler.
 
-``clip_grad_norm_`` leaves ``.grad`` scaled and unclipped for a step that unscales; with HOST it
-leaves ``.grad`` unscaled and clipped. A step with FOUND_INF leaves ``.grad`` unscaled and clipped,
-one with KERNELS leaves it as it was.
+A step with FOUND_INF leaves ``.grad`` unscaled and clipped, one with KERNELS leaves it as it was.
 
-The host waits for the device in scaler.step() with HOST, to decide on optimizer.step(), and where
-users read, as in ``get_scale``, ``state_dict``, ``overflow_report`` and ``error_if_nonfinite``. A
-process without gradients, among several, waits in each pass.
+The host waits for the device in scaler.step() with HOST, in each pass of a process without
+gradients, and where users read, as in ``get_scale``, ``state_dict`` and ``error_if_nonfinite``.
 """
 
 from __future__ import annotations
@@ -128,6 +125,7 @@ class GradScaler(ScalerState):
         skip_above_norm: float | None = None,
         process_group: ProcessGroup | None = None,
     ) -> None:
+        growth_interval = operator.index(growth_interval)
         # super() is wrong: the base of amp_ext.cuda.amp's scaler has torch.cuda.amp's arguments.
         TorchsScaler.__init__(
             self, device, init_scale, growth_factor, backoff_factor, growth_interval, enabled

@@ -93,7 +93,7 @@ def test_the_fastest_candidate_becomes_the_choice(monkeypatch: pytest.MonkeyPatc
     a, b = small_products()
     with amp_ext.tune() as results:
         expected = ops.gemm(a, b)
-    assert results == [("300 x [4, 8] @ [8, 4], float16", 1, "cpu", 1, 3.0, 2.0)]
+    assert results == [("300 x [4, 8] @ [8, 4], float16 @ float16", 1, "cpu", 1, 3.0, 2.0)]
     assert _C.Product(a, b).choose() == ("cpu", "measured: 1.50 times as fast as the default")
     torch.testing.assert_close(ops.gemm(a, b), expected, rtol=2**-10, atol=2**-20)
     for mode in ("kernel", "library"):
@@ -373,3 +373,20 @@ print(*_C.Product(a, b).choose(), result.sum().item())
 """
     assert run("-c", code, where) == f"cuda a test says so {16.0**3}\n0"
     _C.set_measured("cuda:0", [])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"] if HAS_CUDA else ["cpu"])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_all_products_of_a_step_are_noted(device: str, compiles: bool) -> None:
+    """Products of backward passes and of compiled functions are noted, failing calls are not."""
+    a, b = (torch.randn(16, 16, device=device).half().requires_grad_() for _ in range(2))
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return ops.gemm(a, b)
+
+    run = torch.compile(product, backend="aot_eager", fullgraph=True) if compiles else product
+    with tune._Noting() as noting:
+        run(a, b).sum().backward()
+        with pytest.raises(RuntimeError, match="c must have the shape"):
+            ops.gemm_accumulate_(torch.zeros(4, 4, device=device), a.detach(), b.detach())
+    assert sum(product.calls for product in noting.products.values()) == 3

@@ -6,8 +6,6 @@
 #include <c10/util/DimVector.h>
 
 #include <optional>
-#include <string>
-#include <utility>
 
 #include "amp_ext/gemm.h"
 

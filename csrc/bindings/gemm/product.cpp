@@ -25,7 +25,7 @@ std::optional<int64_t> batch_stride(const at::Tensor& tensor) {
 
 namespace {
 
-inline void* const kToAllocate = reinterpret_cast<void*>(64);  // aligned as results are
+void* const kToAllocate = reinterpret_cast<void*>(64);  // aligned as results are
 
 int64_t batch_of(at::IntArrayRef sizes) {
   return c10::multiply_integers(sizes.slice(0, sizes.size() - 2));

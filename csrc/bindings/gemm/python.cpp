@@ -29,6 +29,8 @@ std::unique_ptr<Product> product_of(const at::Tensor& a, const at::Tensor& b, bo
   HANDLE_TH_ERRORS
   const GemmOptions options{trans_a, trans_b, sum_batch, accumulates ? std::nullopt : c,
                             alpha,   beta,    bias,      out_dtype};
+  TORCH_CHECK_TYPE(c || !accumulates, kGemmAccumulate, ": c must be a tensor, got None");
+  if (accumulates) check_gemm_accumulate(*c, a, b, options);
   const auto sizes = check_gemm(kGemm, a, b, options);
   return std::make_unique<Product>(kGemm, a, b, options, sizes, accumulates ? &*c : nullptr);
   END_HANDLE_TH_ERRORS_PYBIND
