@@ -16,12 +16,9 @@ namespace amp_ext {
 //     }
 template <class Function, class Fake>
 void implement(torch::Library& m, const char* name, Function function, Fake fake) {
-  using Key = c10::DispatchKey;
-  // Sparse tensors reach the op's checks: their errors name the argument.
-  for (const Key key : {Key::CPU, Key::CUDA, Key::SparseCPU, Key::SparseCUDA, Key::SparseCsrCPU,
-                        Key::SparseCsrCUDA})
-    m.impl(name, torch::dispatch(key, function));
-  m.impl(name, torch::dispatch(Key::Meta, std::move(fake)));
+  // Sparse tensors and empty lists reach the op's checks too.
+  m.impl(name, torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, function));
+  m.impl(name, torch::dispatch(c10::DispatchKey::Meta, std::move(fake)));
 }
 
 // Checks that all tensors of a call without data are on one device. A result is

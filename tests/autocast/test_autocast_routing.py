@@ -29,8 +29,7 @@ def test_routed(form: Form, low: torch.dtype) -> None:
     """A form is one product with torch's dtype, shape and strides.
 
     The result and each gradient are sums in FP32, rounded once to the dtype of their tensor. All
-    sums are exact in FP32. Operands are whole numbers once they are rounded to 16 bits. Addends
-    decide about ties, unless they are rounded first.
+    sums are exact in FP32. Operands and addends are whole numbers once they are rounded to 16 bits.
     """
     count = len(form.operands)
     region = amp_ext.autocast("cpu", low)
@@ -40,9 +39,7 @@ def test_routed(form: Form, low: torch.dtype) -> None:
         operands = [value * (1 + 2.0**-14) for value in values[:count]]
         addends = [16 * value + 2.0**-7 for value in values[count:]]
         tensors = [t.to(kind) for t, kind in zip(operands + addends, kinds, strict=True)]
-        # torch's library rounds addends; it serves where the processor multiplies the dtype itself.
-        rounds = [j < count or multiplies(low) for j in range(len(values))]
-        exact = [t.to(low if r else t.dtype).double() for t, r in zip(tensors, rounds, strict=True)]
+        exact = [t.to(low).double() for t in tensors]
         for leaf in (*tensors, *exact):
             leaf.requires_grad_()
 

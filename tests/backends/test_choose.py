@@ -103,19 +103,6 @@ def test_batches_and_sums_of_them_are_different_products() -> None:
     assert _C.Product(a, b, sum_batch=True).choose()[0] == "library"
 
 
-@pytest.mark.parametrize("dtype", [FP16, FP64])
-def test_nothing_is_copied_before_the_choice(dtype: torch.dtype) -> None:
-    """The choice copies no operands, even if their leading dimensions lack a common stride."""
-    heads = torch.zeros(2, 3, 4, 8, dtype=dtype).transpose(1, 2)
-    keys = heads.mT
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        _C.Product(heads, keys).choose()
-    assert [event.name for event in profiler.events()] == []
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        ops.gemm(heads, keys)
-    assert [event.name for event in profiler.events()].count("aten::clone") == 2
-
-
 def test_batches_are_one_product_where_they_can_be() -> None:
     a, b, bias = (torch.ones(shape, dtype=FP64) for shape in ((2, 3, 4, 8), (8, 5), 5))
     terms = torch.ones(3, 8, 4, dtype=FP64)

@@ -1,5 +1,6 @@
 // Overrides torch's autocast kernels of matrix products. The overrides run on gemm, or do exactly
 // the same as torch's kernels.
+#include <ATen/ExpandUtils.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -15,10 +16,8 @@
 
 #include "autocast/regions.h"
 #include "autocast/weight_copies.h"
-#include "backends/backends.h"
 #include "checks/dtensor.h"
 #include "checks/python.h"
-#include "checks/tensors.h"
 #include "gemm/gemm.h"
 
 namespace amp_ext {
@@ -49,46 +48,29 @@ Kind kind_of(const at::Tensor& tensor) {
 // Returns whether torch.jit.trace records the program.
 bool is_recorded() { return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer); }
 
-// torch.jit.trace cannot record a cast that the program's last call has left in torch's cache.
-class Uncached {
- public:
-  Uncached() : is_changed_(is_recorded() && at::autocast::is_autocast_cache_enabled()) {
-    if (is_changed_) at::autocast::set_autocast_cache_enabled(false);
-  }
-  ~Uncached() {
-    if (is_changed_) at::autocast::set_autocast_cache_enabled(true);
-  }
-  Uncached(const Uncached&) = delete;
-  Uncached& operator=(const Uncached&) = delete;
-
- private:
-  bool is_changed_;
-};
-
-// Returns whether gemm accepts a tensor: on the region's device, of a type that autocast casts.
-bool is_accepted(const at::Tensor& tensor, c10::DeviceType device) {
+// Returns whether gemm accepts a tensor of a kind: on the region's device, of a type that autocast
+// casts.
+bool is_accepted(const OptionalTensor& optional, c10::DeviceType device, Kind kind) {
   constexpr c10::DispatchKeySet functorch({c10::DispatchKey::FuncTorchBatched,
                                            c10::DispatchKey::FuncTorchGradWrapper,
                                            c10::DispatchKey::BatchedNestedTensor});
+  if (!optional) return true;
+  const at::Tensor& tensor = *optional;
   const at::ScalarType type = tensor.scalar_type();
   return (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) &&
          tensor.device().type() == device && tensor.layout() == at::kStrided &&
          !tensor.is_nested() && !tensor.key_set().has_any(functorch) &&
-         !torch::autograd::isFwGradDefined(tensor) && kind_of(tensor) != Kind::foreign;
+         !torch::autograd::isFwGradDefined(tensor) && kind_of(tensor) == kind;
 }
-
-bool is_accepted(const OptionalTensor& tensor, c10::DeviceType device) {
-  return !tensor || is_accepted(*tensor, device);
-}
-
-bool is_of(Kind kind, const OptionalTensor& tensor) { return !tensor || kind_of(*tensor) == kind; }
 
 // Returns whether gemm accepts all tensors: all plain, or all DTensors. A program that
 // torch.jit.trace records is torch's alone.
 template <class... Tensors>
 bool is_routed(c10::DeviceType device, const at::Tensor& first, const Tensors&... others) {
-  return in_our_region() && !is_recorded() && is_accepted(first, device) &&
-         (is_accepted(others, device) && ...) && (is_of(kind_of(first), others) && ...);
+  if (!in_our_region() || is_recorded()) return false;
+  const Kind kind = kind_of(first);
+  return kind != Kind::foreign && is_accepted(first, device, kind) &&
+         (is_accepted(others, device, kind) && ...);
 }
 
 // Returns view(result) as a tensor of its own to autograd. It may be changed in place as torch's
@@ -105,14 +87,6 @@ at::Tensor squeezed(const at::Tensor& result, int64_t dim) {
   return own(result, [&](const at::Tensor& tensor) { return tensor.squeeze(dim); });
 }
 
-bool expands(const at::Tensor& tensor, std::initializer_list<c10::SymInt> sizes) {
-  const auto own = tensor.sym_sizes();
-  return own.size() <= sizes.size() && std::equal(own.begin(), own.end(), sizes.end() - own.size(),
-                                                  [](const auto& size, const auto& target) {
-                                                    return size == target || size == 1;
-                                                  });
-}
-
 bool is_channels_last(const at::Tensor& tensor) {
   return tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
 }
@@ -122,22 +96,32 @@ bool all_are(c10::SymIntArrayRef values, int64_t value) {
          std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == value; });
 }
 
+// The dimensions of the matrices of an op; 0 for any number.
+template <class Op>
+constexpr int64_t dims_of = 0;
+template <>
+constexpr int64_t dims_of<at::_ops::mm> = 2;
+template <>
+constexpr int64_t dims_of<at::_ops::addmm> = 2;
+template <>
+constexpr int64_t dims_of<at::_ops::bmm> = 3;
+template <>
+constexpr int64_t dims_of<at::_ops::baddbmm> = 3;
+
 // The overridden ops of one device type. A call that gemm would not accept, bad arguments included,
 // goes to torch.
 template <c10::DeviceType kDevice>
 struct Routes {
-  template <auto kOp, class Signature = std::remove_pointer_t<decltype(kOp)>>
+  template <class Op, class Signature = decltype(Op::call)>
   struct Torchs;
-  template <auto kOp, class... Args>
-  struct Torchs<kOp, at::Tensor(Args...)> {
+  template <class Op, class... Args>
+  struct Torchs<Op, at::Tensor(Args...)> {
     static at::Tensor call(Args... args) {
-      const Uncached guard;
       return at::autocast::WrapFunction<CastPolicy::lower_precision_fp, kDevice,
                                         at::Tensor(Args...), at::Tensor(Args...),
-                                        kOp>::type::call(std::forward<Args>(args)...);
+                                        &Op::call>::type::call(std::forward<Args>(args)...);
     }
   };
-#define AMP_EXT_TORCHS(op) Torchs<&at::_ops::op::call>::call
 
   static at::Tensor low(const at::Tensor& tensor) {
     return lowered(tensor, at::autocast::get_autocast_dtype(kDevice));
@@ -148,23 +132,8 @@ struct Routes {
     return gemm(low(a), low(b), options);
   }
 
-  // An addend enters the fp32 sum unrounded. If torch's library computes the sum, the addend has
-  // torch's type.
-  static at::ScalarType addend_type(const at::Tensor& tensor) {
-    const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
-    const auto dtype = dtype_of(type);
-    const bool by_library =
-        kDevice == c10::DeviceType::CUDA || (dtype && torch_has_products_of(*dtype));
-    return by_library ? type : tensor.scalar_type();
-  }
-  static at::Tensor addend(const at::Tensor& tensor) {
-    return lowered(tensor, addend_type(tensor));
-  }
-
   struct NoAutocast : c10::impl::ExcludeDispatchKeyGuard {
-    NoAutocast()
-        : ExcludeDispatchKeyGuard(
-              at::autocast::get_autocast_dispatch_key_from_device_type(kDevice)) {}
+    NoAutocast() : ExcludeDispatchKeyGuard(c10::autocast_dispatch_keyset) {}
   };
 
   static at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
@@ -172,39 +141,29 @@ struct Routes {
     const bool fits = is_routed(kDevice, x, weight, bias) && weight.dim() == 2 && x.dim() >= 1 &&
                       x.sym_size(-1) == weight.sym_size(1) &&
                       (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
-    if (!fits) return AMP_EXT_TORCHS(linear)(x, weight, bias);
+    if (!fits) return Torchs<at::_ops::linear>::call(x, weight, bias);
     const NoAutocast guard;
     GemmOptions options{.trans_b = true};
-    if (bias) options.bias = addend(*bias);
+    if (bias) options.bias = low(*bias);
     if (x.dim() > 1) return low_gemm(x, weight, options);
     return squeezed(low_gemm(x.unsqueeze(0), weight, options), -2);
   }
 
-  // Returns whether gemm computes matmul(a, b), and accepts the other tensors.
-  template <class... Tensors>
+  // Returns whether gemm computes the product of an op, and accepts the other tensors.
+  template <class Op, class... Tensors>
   static bool is_product(const at::Tensor& a, const at::Tensor& b, const Tensors&... others) {
-    return is_routed(kDevice, a, b, others...) && a.dim() >= 1 && b.dim() >= 1 &&
-           a.dim() + b.dim() > 2 && a.sym_size(-1) == b.sym_size(b.dim() == 1 ? 0 : -2) &&
-           batches_expand(a, b);
+    constexpr int64_t kDims = dims_of<Op>;
+    const bool has_dims = kDims ? a.dim() == kDims && b.dim() == kDims
+                                : a.dim() >= 1 && b.dim() >= 1 && a.dim() + b.dim() > 2;
+    return has_dims && is_routed(kDevice, a, b, others...) &&
+           a.sym_size(-1) == b.sym_size(b.dim() == 1 ? 0 : -2) &&
+           (kDims == 3 ? a.sym_size(0) == b.sym_size(0) : batches_expand(a, b));
   }
 
-  static bool are_batches(const at::Tensor& a, const at::Tensor& b) {
-    return a.dim() == 3 && b.dim() == 3 && a.sym_size(0) == b.sym_size(0);
-  }
-
-  static at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
-    if (is_product(a, b) && a.dim() == 2 && b.dim() == 2) return product(a, b);
-    return AMP_EXT_TORCHS(mm)(a, b);
-  }
-
-  static at::Tensor bmm(const at::Tensor& a, const at::Tensor& b) {
-    if (is_product(a, b) && are_batches(a, b)) return product(a, b);
-    return AMP_EXT_TORCHS(bmm)(a, b);
-  }
-
-  static at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
-    if (is_product(a, b)) return product(a, b);
-    return AMP_EXT_TORCHS(matmul)(a, b);
+  // Overrides mm, bmm and matmul.
+  template <class Op>
+  static at::Tensor multiply(const at::Tensor& a, const at::Tensor& b) {
+    return is_product<Op>(a, b) ? product(a, b) : Torchs<Op>::call(a, b);
   }
 
   static at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
@@ -214,26 +173,22 @@ struct Routes {
     return batched(a, b);
   }
 
-  static at::Tensor addmm(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                          const at::Scalar& beta, const at::Scalar& alpha) {
-    const bool fits = is_product(a, b, c) && a.dim() == 2 && b.dim() == 2 &&
-                      expands(c, {a.sym_size(0), b.sym_size(1)});
-    if (fits && !beta.isComplex() && !alpha.isComplex()) return product_plus(c, a, b, beta, alpha);
-    return AMP_EXT_TORCHS(addmm)(c, a, b, beta, alpha);
-  }
-
-  static at::Tensor baddbmm(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                            const at::Scalar& beta, const at::Scalar& alpha) {
-    const bool fits = is_product(a, b, c) && are_batches(a, b) &&
-                      expands(c, {a.sym_size(0), a.sym_size(1), b.sym_size(2)});
-    if (fits && !beta.isComplex() && !alpha.isComplex()) return product_plus(c, a, b, beta, alpha);
-    return AMP_EXT_TORCHS(baddbmm)(c, a, b, beta, alpha);
-  }
-
-  static at::Tensor product_plus(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+  // Overrides addmm and baddbmm.
+  template <class Op>
+  static at::Tensor multiply_add(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                                  const at::Scalar& beta, const at::Scalar& alpha) {
+    if (!is_product<Op>(a, b, c) || beta.isComplex() || alpha.isComplex() ||
+        !expands(c, a, b.sym_size(-1)))
+      return Torchs<Op>::call(c, a, b, beta, alpha);
     const NoAutocast guard;
-    return low_gemm(a, b, {.c = addend(c), .alpha = alpha.toDouble(), .beta = beta.toDouble()});
+    return low_gemm(a, b, {.c = low(c), .alpha = alpha.toDouble(), .beta = beta.toDouble()});
+  }
+
+  // Returns whether c expands to the shape of a product with `a`.
+  static bool expands(const at::Tensor& c, const at::Tensor& a, const c10::SymInt& columns) {
+    c10::SymDimVector sizes(a.sym_sizes());
+    sizes.back() = columns;
+    return at::is_expandable_to(c.sym_sizes(), sizes);
   }
 
   static bool batches_expand(const at::Tensor& a, const at::Tensor& b) {
@@ -251,26 +206,21 @@ struct Routes {
         a_sizes.slice(0, a.dim() - 2).equals(b_sizes.slice(0, b.dim() - 2))) {
       return low_gemm(a, b);
     }
-    const int64_t dims = std::max(a.dim(), b.dim());
-    std::vector<c10::SymInt> a_whole(dims), b_whole(dims);
-    for (int64_t d = 1; d <= dims; ++d) {
-      const c10::SymInt left = d > a.dim() ? 1 : a.sym_size(-d);
-      const c10::SymInt right = d > b.dim() ? 1 : b.sym_size(-d);
-      const bool matrix = d <= 2;
-      a_whole[dims - d] = matrix || left != 1 ? left : right;
-      b_whole[dims - d] = matrix || right != 1 ? right : left;
-    }
-    const auto expanded = [](const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
+    const auto batch =
+        at::infer_size_symdimvector(a_sizes.slice(0, a.dim() - 2), b_sizes.slice(0, b.dim() - 2));
+    const auto expanded = [&](const at::Tensor& tensor) {
+      c10::SymDimVector sizes(batch);
+      sizes.append({tensor.sym_size(-2), tensor.sym_size(-1)});
       return lowered_view(tensor, at::autocast::get_autocast_dtype(kDevice),
                           [&](const at::Tensor& each) { return each.expand_symint(sizes); });
     };
-    return gemm(expanded(a, a_whole), expanded(b, b_whole), {});
+    return gemm(expanded(a), expanded(b), {});
   }
 
   static bool is_matrix_product(const at::Tensor& x, const at::Tensor& weight,
                                 const OptionalTensor& bias, c10::SymIntArrayRef stride,
                                 c10::SymIntArrayRef dilation, const c10::SymInt& groups) {
-    return is_routed(kDevice, x, weight, bias) && is_of(Kind::plain, x) &&
+    return is_routed(kDevice, x, weight, bias) && kind_of(x) == Kind::plain &&
            (x.dim() == 4 || x.dim() == 3) && weight.dim() == 4 && weight.sym_size(2) == 1 &&
            weight.sym_size(3) == 1 && x.sym_size(-3) == weight.sym_size(1) && groups == 1 &&
            all_are(stride, 1) && (dilation.size() == 1 || dilation.size() == 2) &&
@@ -288,14 +238,14 @@ struct Routes {
     const bool weight_is_last = is_channels_last(weight);
     const bool last = weight_is_last ||
                       (unbatched ? is_channels_last(x.detach().unsqueeze(0)) : is_channels_last(x));
+    const auto type = at::autocast::get_autocast_dtype(kDevice);
     GemmOptions options;
     if (bias) {
-      at::Tensor addends = lowered_view(*bias, addend_type(*bias), [&](const at::Tensor& tensor) {
+      at::Tensor addends = lowered_view(*bias, type, [&](const at::Tensor& tensor) {
         return last ? tensor.view_symint(tensor.sym_sizes()) : tensor.unsqueeze(1);
       });
       (last ? options.bias : options.c) = std::move(addends);
     }
-    const auto type = at::autocast::get_autocast_dtype(kDevice);
     const at::Tensor matrix = lowered_view(weight, type, [&](const at::Tensor& tensor) {
       return (weight_is_last ? tensor.movedim(1, -1) : tensor)
           .view_symint({weight.sym_size(0), weight.sym_size(1)});
@@ -316,39 +266,32 @@ struct Routes {
     return unbatched ? result.squeeze(0) : result;
   }
 
-  static at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight,
-                           const OptionalTensor& bias, c10::SymIntArrayRef stride,
-                           c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                           c10::SymInt groups) {
-    if (is_matrix_product(x, weight, bias, stride, dilation, groups) && all_are(padding, 0)) {
-      return pointwise(x, weight, bias);
-    }
-    return AMP_EXT_TORCHS(conv2d)(x, weight, bias, stride, padding, dilation, groups);
+  static bool adds_nothing(c10::SymIntArrayRef padding) { return all_are(padding, 0); }
+  static bool adds_nothing(std::string_view padding) {
+    return padding == "valid" || padding == "same";  // of a filter of one pixel
   }
 
-  static at::Tensor conv2d_padding(const at::Tensor& x, const at::Tensor& weight,
-                                   const OptionalTensor& bias, c10::SymIntArrayRef stride,
-                                   std::string_view padding, c10::SymIntArrayRef dilation,
-                                   c10::SymInt groups) {
-    if (is_matrix_product(x, weight, bias, stride, dilation, groups) &&
-        (padding == "valid" || padding == "same")) {
+  // Overrides conv2d and conv2d.padding.
+  template <class Op, class Padding>
+  static at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight,
+                           const OptionalTensor& bias, c10::SymIntArrayRef stride, Padding padding,
+                           c10::SymIntArrayRef dilation, c10::SymInt groups) {
+    if (is_matrix_product(x, weight, bias, stride, dilation, groups) && adds_nothing(padding))
       return pointwise(x, weight, bias);
-    }
-    return AMP_EXT_TORCHS(conv2d_padding)(x, weight, bias, stride, padding, dilation, groups);
+    return Torchs<Op>::call(x, weight, bias, stride, padding, dilation, groups);
   }
-#undef AMP_EXT_TORCHS
 
   static std::unique_ptr<torch::Library> override_torchs(c10::DispatchKey key) {
     auto library =
         std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-    library->impl("linear", TORCH_FN(linear));
-    library->impl("mm", TORCH_FN(mm));
-    library->impl("bmm", TORCH_FN(bmm));
-    library->impl("addmm", TORCH_FN(addmm));
-    library->impl("baddbmm", TORCH_FN(baddbmm));
-    library->impl("matmul", TORCH_FN(matmul));
-    library->impl("conv2d", TORCH_FN(conv2d));
-    library->impl("conv2d.padding", TORCH_FN(conv2d_padding));
+    library->impl("linear", &linear);
+    library->impl("mm", &multiply<at::_ops::mm>);
+    library->impl("bmm", &multiply<at::_ops::bmm>);
+    library->impl("matmul", &multiply<at::_ops::matmul>);
+    library->impl("addmm", &multiply_add<at::_ops::addmm>);
+    library->impl("baddbmm", &multiply_add<at::_ops::baddbmm>);
+    library->impl("conv2d", &conv2d<at::_ops::conv2d, c10::SymIntArrayRef>);
+    library->impl("conv2d.padding", &conv2d<at::_ops::conv2d_padding, std::string_view>);
     return library;
   }
 };

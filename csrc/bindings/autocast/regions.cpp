@@ -14,46 +14,37 @@
 namespace amp_ext {
 namespace {
 
-// A node's place among all nodes: its thread, and its number there. A thread numbers its nodes in
-// the order of their creation.
-using Place = std::pair<uint64_t, uint64_t>;
-
-// The log of regions. An entry says whether nodes were made in a region of ours. It holds for the
-// nodes of a thread from its place on, up to the thread's next entry. A checkpoint's second forward
-// pass runs during backward, in an autocast region that torch opens. It has to do the same as the
-// first pass: the node that is being run identifies the region of the first pass.
+// The log of regions. An entry says whether nodes were made in a region of ours. A thread numbers
+// its nodes in the order of their creation: an entry holds for the thread's nodes from its number
+// on, up to the next entry. A checkpoint's second forward pass runs during backward, in an autocast
+// region that torch opens. It has to do the same as the first pass: the node that is being run
+// identifies the region of the first pass.
 class Log {
  public:
-  // Adds an entry. Entries of a thread alternate. A thread has no entry behind `begin`.
-  void add(Place begin, bool is_ours) {
+  // Adds an entry. Entries of a thread alternate, and the first says yes. A thread has no entry
+  // behind `begin`. With too many entries, the thread's oldest region of torch's counts as ours.
+  void add(uint64_t thread, uint64_t begin, bool is_ours) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto entry = entries_.insert_or_assign(begin, is_ours).first;
-    const bool is_first = entry == entries_.begin() || std::prev(entry)->first.first != begin.first;
-    if (is_first ? !is_ours : std::prev(entry)->second == is_ours) entries_.erase(entry);
+    std::map<uint64_t, bool>& entries = threads_[thread];
+    const auto entry = entries.insert_or_assign(begin, is_ours).first;
+    const bool is_before = entry != entries.begin() && std::prev(entry)->second;
+    if (is_before == is_ours) entries.erase(entry);
+    const auto oldest = entries.begin();
+    if (entries.size() > kMost) entries.erase(std::next(oldest), std::next(oldest, 3));
   }
 
-  // Counts a thread's oldest regions of torch's as ours, beyond `most` of them.
-  void forget_oldest(uint64_t thread, size_t most) {
+  bool is_ours(uint64_t thread, uint64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto oldest = entries_.lower_bound({thread, 0});
-    const auto end = entries_.lower_bound({thread + 1, 0});
-    for (auto count = std::distance(oldest, end); count > static_cast<int64_t>(2 * most);
-         count -= 2) {
-      entries_.erase(std::next(oldest), std::next(oldest, 3));
-    }
-  }
-
-  bool is_ours(Place place) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto after = entries_.upper_bound(place);
-    if (after == entries_.begin()) return false;
-    const auto entry = std::prev(after);
-    return entry->first.first == place.first && entry->second;
+    const std::map<uint64_t, bool>& entries = threads_[thread];
+    const auto after = entries.upper_bound(number);
+    return after != entries.begin() && std::prev(after)->second;
   }
 
  private:
+  static constexpr size_t kMost = 2048;
+
   std::mutex mutex_;
-  std::map<Place, bool> entries_;
+  std::map<uint64_t, std::map<uint64_t, bool>> threads_;  // by thread, then by node
 };
 
 Log& regions() {
@@ -75,16 +66,15 @@ class Thread {
     if (const int now = blind_times; std::exchange(blind_times_, now) != now) note_torchs();
     const uint64_t next = at::sequence_number::peek();
     if (!is_in_ours_) {
-      regions().add({id(), again && !has_torchs_ ? 0 : next}, true);
+      regions().add(id(), again && !has_torchs_ ? 0 : next, true);
       is_in_ours_ = true;
-      if (++entries_ % kMost == 0) regions().forget_oldest(id(), kMost);
     }
     last_ours_ = next;
   }
 
   // Notes that this thread is in a region of torch's.
   void note_torchs() {
-    if (is_in_ours_) regions().add({id(), last_ours_}, false);
+    if (is_in_ours_) regions().add(id(), last_ours_, false);
     is_in_ours_ = false;
     has_torchs_ = true;
   }
@@ -94,13 +84,10 @@ class Thread {
   }
 
  private:
-  static constexpr int kMost = 1024;
-
   static uint64_t id() { return at::RecordFunction::currentThreadId(); }
 
   bool is_in_ours_ = false;
   bool has_torchs_ = false;
-  uint64_t entries_ = 0;  // how many times it entered regions of ours
   int blind_times_ = blind_times;
   uint64_t last_ours_ = 0;  // the number of the next node when a region of ours was last noted
 };
@@ -147,7 +134,7 @@ bool in_our_region() {
     return true;
   }
   const auto node = torch::autograd::get_current_node();
-  const bool repeats = node && regions().is_ours({node->thread_id(), node->sequence_nr()});
+  const bool repeats = node && regions().is_ours(node->thread_id(), node->sequence_nr());
   repeats ? this_thread.note_ours(/*again=*/true) : this_thread.note_torchs();
   return repeats;
 }

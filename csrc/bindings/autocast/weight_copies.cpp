@@ -98,7 +98,7 @@ class Copies final : public c10::BackendMeta {
     const Key key{leaf.unsafeGetTensorImpl(), type};
     // A kept copy serves while its original is unchanged.
     if (const auto kept = copies_.find(key); kept && kept->original.is(leaf)) return kept->copy;
-    const Original original(leaf);
+    const Seen original(leaf);
     const at::Tensor copy = with_gradient_edge(leaf, new_copy_of(leaf, type));
     copies_.keep(key, std::make_shared<const Entry>(original, copy));
     return copy;
@@ -106,18 +106,8 @@ class Copies final : public c10::BackendMeta {
 
  private:
   using Key = std::pair<c10::TensorImpl*, at::ScalarType>;
-  // The original's version and memory. Traced tensors have no address of their memory.
-  struct Original {
-    explicit Original(const at::Tensor& leaf)
-        : version(leaf._version()), storage(weak_storage_of(leaf)) {}
-    bool is(const at::Tensor& now) const {
-      return version == now._version() && storage._unsafe_get_target() == storage_of(now);
-    }
-    int64_t version;
-    WeakStorage storage;
-  };
   struct Entry {
-    Original original;
+    Seen original;
     at::Tensor copy;
   };
 

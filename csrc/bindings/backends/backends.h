@@ -21,14 +21,10 @@ const Backend& triton_backend();
 
 // ---- shared libraries --------------------------------------------------------------------------
 
-// Loads a library (amp_ext/library.h) and keeps its backend by its name, in the place of an older
-// one of this name. Returns the architectures of its GPU code. Raises ImportError, and keeps
-// nothing, if the file is no library or is compiled with other headers. The message ends with
-// `remedy`.
+// Loads the library (amp_ext/library.h) of the CPU's or the CUDA kernels. Returns the architectures
+// of its GPU code. Raises ImportError, and keeps nothing, if the file is no library or is compiled
+// with other headers. The message ends with `remedy`.
 std::string load_backend(const std::string& path, const std::string& remedy);
-
-// Returns the backend of this name; null if none has been loaded.
-const Backend* loaded_backend(const std::string& name);
 
 // Returns torch's functions for the CPU's backend.
 const Host& host();
@@ -39,9 +35,9 @@ bool torch_has_products_of(DType dtype);
 
 // ---- the choice --------------------------------------------------------------------------------
 
-// Selects the backend of later calls on a type of device: "cpu", "cuda", "triton", or another
-// loaded one. If the name is empty, calls run on the device's own backend, and products on any
-// backend that was measured. The policy is in amp_ext/backend.py.
+// Selects the backend of later calls on a type of device: "cpu", "cuda" or "triton". If the name is
+// empty, calls run on the device's own backend, and products on any backend that was measured. The
+// policy is in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
 // Runs later calls of this thread on the named backend. Other choices and verifications do not
@@ -108,10 +104,6 @@ bool is_capturing(c10::Device device);
 
 // Lets this thread wait for a device while another one captures a graph, from now on.
 void relax_capture_mode();
-
-inline at::TensorOptions bytes_on(c10::Device device) {
-  return at::TensorOptions(at::kByte).device(device);
-}
 
 inline c10::Device device_of(Services& services) {
   const int index = services.target().device;

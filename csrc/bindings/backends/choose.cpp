@@ -32,16 +32,13 @@ const Backend* backend_of(c10::DeviceType type) {
 // Returns null for CUDA kernels that were not built.
 const Backend* backend_named(const std::string& name) {
   if (name == "triton") return &triton_backend();
-  const Backend* const found = loaded_backend(name);
-  TORCH_CHECK_VALUE(found || name == "cuda", "amp_ext: unknown backend ", name);
-  return found;
+  TORCH_CHECK_VALUE(name == "cpu" || name == "cuda", "amp_ext: unknown backend ", name);
+  return name == "cpu" ? &cpu_backend() : cuda_backend();
 }
 
 }  // namespace
 
 void use_backend(c10::DeviceType type, const std::string& name) {
-  TORCH_CHECK_VALUE(type == at::kCPU || type == at::kCUDA, "amp_ext: device type must be cpu or ",
-                    "cuda, got ", type);
   chosen[type == at::kCUDA] = name.empty() ? nullptr : backend_named(name);
 }
 

@@ -1,7 +1,5 @@
 // Provides torch's streams and memory of CUDA devices, for launches of CUDA and Triton kernels.
 #include <ATen/cuda/CUDAContextLight.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -10,11 +8,10 @@
 #include <c10/util/Exception.h>
 
 #include <bit>
-#include <cstring>
 #include <map>
 #include <utility>
 
-#include "backends/backends.h"
+#include "backends/services.h"
 
 namespace amp_ext {
 namespace {
@@ -67,35 +64,24 @@ KeptMemory& tickets_of(c10::cuda::CUDAStream stream) {
   return kept[{stream.device_index(), stream.stream()}];
 }
 
-// During a capture all memory is the graph's own, since it may be replayed at any time.
-class CudaServices final : public Services {
+class CudaServices final : public TorchServices {
  public:
   explicit CudaServices(c10::Device device)
-      : guard_(device), stream_(c10::cuda::getCurrentCUDAStream(device.index())) {}
+      : TorchServices(device), stream_(c10::cuda::getCurrentCUDAStream(device.index())) {}
 
   cuda::Target target() override {
-    const c10::DeviceIndex device = stream_.device_index();
-    return {.device = device,
+    return {.device = device().index(),
             .stream = stream_.stream(),
-            .multiprocessors = at::cuda::getDeviceProperties(device)->multiProcessorCount,
-            .capability = capability_of(stream_.device())};
+            .multiprocessors = at::cuda::getDeviceProperties(device().index())->multiProcessorCount,
+            .capability = capability_of(device())};
   }
 
-  void* scratch(size_t bytes) override {
-    return memory_.emplace_back(c10::cuda::CUDACachingAllocator::get()->allocate(bytes))
-        .mutable_get();
-  }
-
+  // During a capture tickets are the graph's own, since it may be replayed at any time.
   uint32_t* tickets(size_t count) override {
-    const size_t bytes = count * sizeof(uint32_t);
-    if (is_capturing(stream_.device())) {
-      void* const tickets = scratch(bytes);
-      C10_CUDA_CHECK(cudaMemsetAsync(tickets, 0, bytes, stream_.stream()));
-      return static_cast<uint32_t*>(tickets);
-    }
+    if (is_capturing(device())) return TorchServices::tickets(count);
     KeptMemory& kept = tickets_of(stream_);
     const size_t before = kept.size();
-    void* const tickets = kept.reserve(bytes);
+    void* const tickets = kept.reserve(count * sizeof(uint32_t));
     if (kept.size() != before)
       C10_CUDA_CHECK(cudaMemsetAsync(tickets, 0, kept.size(), stream_.stream()));
     return static_cast<uint32_t*>(tickets);
@@ -105,19 +91,11 @@ class CudaServices final : public Services {
     // Pinned memory is allocated, or events of its earlier copies are queried: either would end a
     // capture of this thread or another.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
-    const auto bytes = static_cast<int64_t>(count * entry_bytes);
-    const at::Tensor staged = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-    std::memcpy(staged.mutable_data_ptr(), entries, static_cast<size_t>(bytes));
-    void* const memory = scratch(static_cast<size_t>(bytes));
-    // The caching allocator keeps the pinned memory until the copy is done, a graph's for good.
-    at::from_blob(memory, {bytes}, bytes_on(stream_.device())).copy_(staged, /*non_blocking=*/true);
-    return memory;
+    return TorchServices::table(entries, count, entry_bytes);
   }
 
  private:
-  c10::cuda::CUDAGuard guard_;
   c10::cuda::CUDAStream stream_;
-  c10::SmallVector<c10::DataPtr, 3> memory_;  // of the caching allocator: it tracks the stream
 };
 
 }  // namespace

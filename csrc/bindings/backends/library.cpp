@@ -6,7 +6,6 @@
 #include <pybind11/pybind11.h>
 
 #include <cstring>
-#include <map>
 #include <memory>
 
 #include "backends/backends.h"
@@ -16,12 +15,6 @@ namespace {
 
 constexpr const char* kSymbol = "amp_ext_backend_library";
 
-std::map<std::string, const Backend*>& backends() {
-  static std::map<std::string, const Backend*> by_name;
-  return by_name;
-}
-
-// Both are at hand for each call.
 const Backend* cpu_kernels = nullptr;
 const Backend* cuda_kernels = nullptr;
 
@@ -40,16 +33,9 @@ std::string load_backend(const std::string& path, const std::string& remedy) {
     refuse("which is of amp_ext " + std::string(library->version) + " with the interface " +
            library->abi + ", where amp_ext " AMP_EXT_VERSION " needs " AMP_EXT_ABI);
   const Backend& backend = library->backend(host());
-  backends()[backend.name()] = &backend;
+  (std::strcmp(backend.name(), "cuda") == 0 ? cuda_kernels : cpu_kernels) = &backend;
   file.release();  // for good
-  cpu_kernels = loaded_backend("cpu");
-  cuda_kernels = loaded_backend("cuda");
   return library->architectures;
-}
-
-const Backend* loaded_backend(const std::string& name) {
-  const auto found = backends().find(name);
-  return found == backends().end() ? nullptr : found->second;
 }
 
 const Backend& cpu_backend() {

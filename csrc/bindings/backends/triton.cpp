@@ -1,15 +1,10 @@
 // Computes products by the Triton kernels.
 #include "backends/triton.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/from_blob.h>
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "backends/backends.h"
-#include "checks/tensors.h"
 
 namespace py = pybind11;
 
@@ -17,20 +12,6 @@ namespace amp_ext {
 namespace {
 
 bool is_aligned(const void* data) { return address(data) % 16 == 0; }
-
-// Returns an argument of a product without a copy.
-at::Tensor view_of(const MatrixRef& x, int64_t count, int64_t rows, int64_t columns,
-                   c10::Device device) {
-  return at::for_blob(x.data, {count, rows, columns})
-      .strides({x.batch_stride, x.row_stride, x.column_stride})
-      .options(at::TensorOptions(scalar_type_of(x.dtype)).device(device))
-      .target_device(device)
-      .make_tensor();
-}
-
-at::Tensor view_of(const VectorRef& x, int64_t size, c10::Device device) {
-  return view_of(MatrixRef{x.data, x.dtype, 0, 0, x.stride}, 1, 1, size, device).view({size});
-}
 
 // Returns the launch of a product, which products like it share. Its first call compiles the
 // kernel.
@@ -70,16 +51,9 @@ std::vector<int64_t> TritonBackend::gemm_variants(const GemmArgs&, Services&) co
   return {0, 1, 2};
 }
 
-Status TritonBackend::gemm(const GemmArgs& args, Services& services) const {
+Status TritonBackend::gemm(const GemmArgs& g, Services& services) const {
   const c10::Device device = device_of(services);
-  GemmArgs g = args;
   if (g.batch == 0 || g.m == 0 || g.n == 0) return Status::ok;
-  at::Tensor bias;
-  if (g.bias.data && g.bias.stride != 1) {
-    bias = view_of(g.bias, g.n, device).contiguous();
-    g.bias = {bias.mutable_data_ptr(), g.bias.dtype, 1};
-  }
-
   const UntracedPython python;
   const py::object product = launch_of(g, device);
   // The driver loads no module during a capture.

@@ -27,17 +27,6 @@ bool overlap(const MemoryRange& a, const MemoryRange& b) {
 
 }  // namespace
 
-bool are_apart(c10::ArrayRef<MemoryUse> uses, const MemoryUse& last) {
-  for (size_t i = 0; i < uses.size(); ++i) {
-    for (size_t j = i + 1; j <= uses.size(); ++j) {
-      const MemoryUse& other = j < uses.size() ? uses[j] : last;
-      if ((uses[i].is_written || other.is_written) && overlap(uses[i].range, other.range))
-        return false;
-    }
-  }
-  return true;
-}
-
 std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses) {
   // Most of a list that is read lies outside of all written memory, and needs no sorting.
   uintptr_t begin = UINTPTR_MAX, end = 0;

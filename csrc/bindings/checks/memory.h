@@ -79,9 +79,6 @@ struct MemoryUse {
   int64_t first_bytes = 0;
 };
 
-// Returns whether no written memory of `uses` and `last` overlaps anything else of them.
-bool are_apart(c10::ArrayRef<MemoryUse> uses, const MemoryUse& last);
-
 // Returns two uses that overlap, of which the first is written, or none.
 using Overlap = std::pair<MemoryUse, MemoryUse>;
 std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses);

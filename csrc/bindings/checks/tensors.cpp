@@ -152,7 +152,7 @@ void GradList::add(const at::Tensor& grad) {
   const MemoryRange memory = checked_memory(op_, item, grad, access_);
   const bool dense = grad.is_non_overlapping_and_dense();
   if (is_written()) {
-    check_no_history(item, grad, records_gradients_);
+    check_no_history(op_, item, grad, records_gradients_);
     if (!dense) check_no_internal_overlap(item, grad);
     written_.push_back(grad.unsafeGetTensorImpl());
   }
@@ -170,18 +170,6 @@ int64_t GradList::numel() const {
   int64_t total = 0;
   for (const TensorRef& t : refs_) total += t.numel;
   return total;
-}
-
-std::optional<MemoryRange> GradList::memory_in_order() const {
-  if (is_apart_ || refs_.empty()) return MemoryRange();
-  if (!gathered_.empty()) return std::nullopt;
-  MemoryRange memory(refs_[0].data, 0);
-  for (const TensorRef& ref : refs_) {
-    const MemoryRange range(ref.data, ref.numel * size_of(ref.dtype));
-    if (range.begin < memory.end) return std::nullopt;
-    memory.end = range.end;
-  }
-  return memory;
 }
 
 void GradList::add_to(std::vector<MemoryUse>& uses) const {
@@ -208,10 +196,6 @@ void GradList::finish_writes() {
 }
 
 void Arguments::check_apart(const GradList* grads) const {
-  // A list in the order of its addresses is one piece of memory, in which most often nothing else
-  // lies.
-  const std::optional<MemoryRange> piece = grads ? grads->memory_in_order() : MemoryRange();
-  if (piece && are_apart(uses_, {*piece, "grads", 0, grads && grads->is_written()})) return;
   std::vector<MemoryUse> uses;
   uses.reserve(uses_.size() + (grads ? grads->args().size : 0));
   uses.assign(uses_.begin(), uses_.end());

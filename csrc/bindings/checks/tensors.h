@@ -65,10 +65,12 @@ DType checked_dtype(const Item& item, const at::Tensor& tensor, at::Device devic
 // Throws where elements of a tensor to be written share memory.
 void check_no_internal_overlap(const Item& item, const at::Tensor& tensor);
 
-// Throws for a tensor to be written that requires grad, where gradients are recorded
+// Throws for a tensor that requires grad, where gradients are recorded
 // (at::GradMode::is_enabled()).
-inline void check_no_history(const Item& item, const at::Tensor& tensor, bool records_gradients) {
-  TORCH_CHECK(!(records_gradients && tensor.requires_grad()), item.op, ": ", item,
+template <class Name>
+void check_no_history(const char* op, const Name& name, const at::Tensor& tensor,
+                      bool records_gradients) {
+  TORCH_CHECK(!(records_gradients && tensor.requires_grad()), op, ": ", name,
               " requires grad, and this op is not differentiable: expected torch.no_grad()");
 }
 
@@ -99,11 +101,6 @@ class GradList {
   const char* op() const { return op_; }
   bool is_written() const { return access_ == Access::write; }
   int64_t numel() const;
-
-  // Returns the memory from the first tensor to the last, if the tensors lie there in their order
-  // and apart from each other; else none. The range is empty if the list is known to overlap
-  // nothing.
-  std::optional<MemoryRange> memory_in_order() const;
 
   // Appends the memory of all tensors; nothing if the list is known to overlap nothing.
   void add_to(std::vector<MemoryUse>& uses) const;

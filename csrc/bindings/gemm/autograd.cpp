@@ -173,26 +173,8 @@ at::Tensor gemm_autograd(const at::Tensor& a, const at::Tensor& b, const GemmOpt
   return gemm(a, b, options);
 }
 
-// Calls an op that has no derivative.
-void call_undifferentiated(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const std::string& name = op.schema().name();
-  for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
-    if (!value.isTensor()) continue;
-    const at::Tensor tensor = value.toTensor();
-    TORCH_CHECK(!torch::autograd::compute_requires_grad(tensor), name,
-                ": is not differentiable, expected no tensor that requires a gradient: call it "
-                "under torch.no_grad()");
-    check_no_forward_gradient(name.c_str(), tensor);
-  }
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  op.callBoxed(*stack);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) {
-  m.impl("gemm", TORCH_FN(gemm_op<gemm_autograd>));
-  m.impl("gemm_accumulate_", torch::CppFunction::makeFromBoxedFunction<&call_undifferentiated>());
-}
+TORCH_LIBRARY_IMPL(amp_ext, Autograd, m) { m.impl("gemm", TORCH_FN(gemm_op<gemm_autograd>)); }
 
 }  // namespace amp_ext

@@ -1,4 +1,5 @@
 // Checks the arguments of the ops of matrix products.
+#include <ATen/ExpandUtils.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -72,14 +73,9 @@ c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tens
   }
   if (options.c) {
     check_operand(op, "c", *options.c, device);
-    const auto sizes = options.c->sym_sizes();
-    bool expands = sizes.size() <= out.size();
-    for (size_t d = 0; expands && d < sizes.size(); ++d) {
-      const c10::SymInt& size = sizes[sizes.size() - 1 - d];
-      expands = size == out[out.size() - 1 - d] || size == 1;
-    }
-    TORCH_CHECK(expands, op, ": c must be expandable to the result's shape ",
-                c10::SymIntArrayRef(out), ", got shape ", sizes);
+    TORCH_CHECK(at::is_expandable_to(options.c->sym_sizes(), out), op,
+                ": c must be expandable to the result's shape ", c10::SymIntArrayRef(out),
+                ", got shape ", options.c->sym_sizes());
   }
   return out;
 }
@@ -89,6 +85,10 @@ void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::T
   const auto sizes = check_gemm(kGemmAccumulate, a, b, options);
   check_operand(kGemmAccumulate, "c", c, a.device());
   check_not_negated(kGemmAccumulate, "c", c);
+  const bool records_gradients = at::GradMode::is_enabled();
+  check_no_history(kGemmAccumulate, "c", c, records_gradients);
+  check_no_history(kGemmAccumulate, "a", a, records_gradients);
+  check_no_history(kGemmAccumulate, "b", b, records_gradients);
   TORCH_CHECK(c.scalar_type() == at::kFloat, kGemmAccumulate, ": c must be a float tensor, got ",
               c.scalar_type());
   TORCH_CHECK(c.sym_sizes().equals(sizes), kGemmAccumulate,

@@ -61,9 +61,10 @@ Product::Product(const char* op, const at::Tensor& a, const at::Tensor& b,
     args_.beta = options.beta;
   }
   if (options.bias) {
-    tensors_.bias = *options.bias;
-    args_.bias = {checked_memory(op, "bias", *options.bias, Access::read).data(),
-                  *dtype_of(options.bias->scalar_type()), options.bias->stride(0)};
+    checked_memory(op, "bias", *options.bias, Access::read);
+    tensors_.bias = options.bias->contiguous();
+    args_.bias = {const_cast<void*>(tensors_.bias.const_data_ptr()),
+                  *dtype_of(tensors_.bias.scalar_type())};
   }
   args_.out = {kToAllocate, *dtype_of(out_type_), args_.m * args_.n, args_.n, 1};
   if (target) {
@@ -77,10 +78,6 @@ Product::Product(const char* op, const at::Tensor& a, const at::Tensor& b,
 }
 
 at::Tensor Product::compute(const Backend* backend, bool strict) {
-  for (const auto& [matrix, tensor] : copies_) {
-    *tensor = tensor->clone(at::MemoryFormat::Contiguous);
-    matrix->data = tensor->mutable_data_ptr();
-  }
   at::Tensor out = adds_to_out(args_) ? tensors_.c : at::Tensor();
   if (backend && is_computed_by(*backend, strict, out)) return out;
   out = library_gemm(args_, tensors_);
@@ -125,20 +122,14 @@ void Product::join_rows() {
   args_.batch = 1;
 }
 
-// Describes the last two dimensions as matrices, the leading ones as a batch of them. If the
-// leading dimensions have no common stride, it describes a copy to be made.
+// Describes the last two dimensions as matrices, the leading ones as a batch of them. A tensor
+// whose leading dimensions have no common stride is replaced by a copy.
 void Product::describe(MatrixRef& matrix, const char* name, at::Tensor& tensor, bool transposed) {
-  const std::optional<int64_t> stride = batch_stride(tensor);
-  const int64_t rows = tensor.size(-2), columns = tensor.size(-1);
-  matrix = {checked_memory(op_, name, tensor, Access::read).data(), *dtype_of(tensor.scalar_type()),
-            stride.value_or(0), tensor.stride(-2), tensor.stride(-1)};
-  if (!stride) {
-    matrix.batch_stride = rows * columns;
-    matrix.row_stride = columns;
-    matrix.column_stride = 1;
-    copies_.push_back({&matrix, &tensor});
-  }
-  if (rows == 1) matrix.row_stride = matrix.batch_stride;
+  checked_memory(op_, name, tensor, Access::read);
+  if (!batch_stride(tensor)) tensor = tensor.clone(at::MemoryFormat::Contiguous);
+  matrix = {const_cast<void*>(tensor.const_data_ptr()), *dtype_of(tensor.scalar_type()),
+            *batch_stride(tensor), tensor.stride(-2), tensor.stride(-1)};
+  if (tensor.size(-2) == 1) matrix.row_stride = matrix.batch_stride;
   if (transposed) std::swap(matrix.row_stride, matrix.column_stride);
 }
 

@@ -16,8 +16,8 @@ namespace amp_ext {
 // dimensions of size 1 are arbitrary.
 std::optional<int64_t> batch_stride(const at::Tensor& tensor);
 
-// A product as backends take it. Operands are copied, and results allocated, once the backend is
-// chosen; torch's library makes its own.
+// A product as backends take it. A result is allocated once the backend is chosen; torch's library
+// makes its own.
 class Product {
  public:
   // The product is added to `target` if it is given, and is a new tensor otherwise.
@@ -40,11 +40,6 @@ class Product {
   at::Tensor compute(const Backend* backend, bool strict);
 
  private:
-  struct Copy {
-    MatrixRef* matrix;
-    at::Tensor* tensor;
-  };
-
   void describe(MatrixRef& matrix, const char* name, at::Tensor& tensor, bool transposed = false);
   void join_terms();
   void join_rows();
@@ -56,7 +51,6 @@ class Product {
   at::ScalarType out_type_;
   GemmArgs args_{};
   GemmTensors tensors_;
-  c10::SmallVector<Copy, 2> copies_;
 };
 
 }  // namespace amp_ext

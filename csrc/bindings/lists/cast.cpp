@@ -33,7 +33,7 @@ class CastPairs {
     check_not_negated(kCast, output_item, output);
     const bool dense = output.is_non_overlapping_and_dense();
     if (!dense) check_no_internal_overlap(output_item, output);
-    check_no_history(output_item, output, at::GradMode::is_enabled());
+    check_no_history(kCast, output_item, output, at::GradMode::is_enabled());
 
     const MemoryRange to = checked_memory(kCast, output_item, output, Access::write);
     const MemoryRange from = checked_memory(kCast, input_item, input, Access::read);
@@ -87,10 +87,6 @@ Status TritonBackend::cast(const CastArgs& a, Services& services) const {
   return launch_list("lists.cast", "cast_", a.casts, services, false);
 }
 
-TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "cast_", TORCH_FN(cast_op));
-  // Empty lists name no device: they come here.
-  m.impl("cast_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(cast_op)));
-}
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) { implement(m, "cast_", TORCH_FN(cast_op)); }
 
 }  // namespace amp_ext

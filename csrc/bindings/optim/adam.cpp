@@ -32,10 +32,6 @@ void adam_op(at::TensorList params, at::TensorList grads, at::TensorList exp_avg
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "adam_", TORCH_FN(adam_op));
-  // Empty lists name no device: they come here.
-  m.impl("adam_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(adam_op)));
-}
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) { implement(m, "adam_", TORCH_FN(adam_op)); }
 
 }  // namespace amp_ext

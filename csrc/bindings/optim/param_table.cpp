@@ -78,26 +78,11 @@ state::Name state_name(const std::string& name) {
   return state::Name(found - kStateNames.begin());
 }
 
-// Ops on a DTensor bump its own version alone, and ops on its local tensor only that tensor's.
-ParamTable::Written::Written(const ParamRow& row) : param(*row.param) {
-  if (row.dtensor) dtensor.emplace(*row.dtensor);
-}
-
-bool ParamTable::Written::is(const ParamRow& now) const {
-  return param.is(*now.param) && (now.dtensor ? dtensor && dtensor->is(*now.dtensor) : !dtensor);
-}
-
-ParamTable::ParamTable() {
-  for (size_t i = 0; i < kStateNames.size(); ++i) {
+ParamTable::ParamTable(py::handle param_groups, py::handle state,
+                       std::vector<std::optional<Written>>& written)
+    : params_(param_groups), rows_(params_.groups()), written_(written) {
+  for (size_t i = 0; i < kStateNames.size(); ++i)
     names_[i] = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(kStateNames[i]));
-  }
-}
-
-void ParamTable::open(py::handle param_groups, py::handle state) {
-  params_ = Params(param_groups);
-  rows_.resize(params_.groups());
-  for (std::vector<ParamRow>& rows : rows_) rows.clear();
-  device_.reset();
   written_.resize(params_.all().size());
   if (state) find_states(state.ptr());
 }
@@ -105,7 +90,6 @@ void ParamTable::open(py::handle param_groups, py::handle state) {
 void ParamTable::find_states(PyObject* state) {
   TORCH_CHECK_TYPE(PyDict_Check(state), "an optimizer's state must be a dict, got ",
                    Py_TYPE(state)->tp_name);
-  dicts_.clear();
   // The order of the entries is most often the order of the parameters: no hash is computed then.
   PyObject *key, *value;
   Py_ssize_t position = 0;

@@ -49,15 +49,29 @@ struct ParamRow {
 // The objects of a parameter's state, in the order of the needed names.
 using StateObjects = std::array<PyObject*, kStateNames.size()>;
 
+// A parameter with a master or a copy, as a step has left it. Ops on a DTensor bump its own version
+// alone, and ops on its local tensor only that tensor's.
+struct Written {
+  explicit Written(const ParamRow& row) : param(*row.param) {
+    if (row.dtensor) dtensor.emplace(*row.dtensor);
+  }
+  bool is(const ParamRow& now) const {
+    return param.is(*now.param) && (now.dtensor ? dtensor && dtensor->is(*now.dtensor) : !dtensor);
+  }
+
+  Seen param;
+  std::optional<Seen> dtensor;
+};
+
 // The parameters and states of an optimizer, read anew for each step: .grad, .data, groups and
 // states may have been replaced since the last step. Tensors are borrowed: rows are valid until
 // Python code runs.
 class ParamTable {
  public:
-  ParamTable();
-
-  // Finds the parameters of all groups, and their states if `state` is given.
-  void open(pybind11::handle param_groups, pybind11::handle state = {});
+  // Finds the parameters of all groups, and their states if `state` is given. `written` is kept
+  // from step to step.
+  ParamTable(pybind11::handle param_groups, pybind11::handle state,
+             std::vector<std::optional<Written>>& written);
   size_t groups() const { return params_.groups(); }
   size_t size(size_t group) const { return params_.size(group); }
 
@@ -81,25 +95,14 @@ class ParamTable {
   // The device of the first parameter that has been read.
   at::Device device() const { return *device_; }
 
-  // The rows of a group that has been read since open().
+  // The rows of a group that has been read already.
   const std::vector<ParamRow>& rows(size_t group) const { return rows_[group]; }
 
   // Bumps the versions of parameters and of their copies after the launch, for autograd, and
   // provides the copies to autocast. Other states keep their versions, as in torch's fused steps.
   void finish_step();
-  // Lets the parameters go.
-  void close() { params_ = Params(); }
 
  private:
-  // A parameter with a master or a copy, as a step has left it.
-  struct Written {
-    Seen param;
-    std::optional<Seen> dtensor;
-
-    explicit Written(const ParamRow& row);
-    bool is(const ParamRow& now) const;
-  };
-
   void find_states(PyObject* state);
   bool find_state(ParamRow& row, const StateObjects& objects,
                   const std::vector<state::Name>& needed, bool renewed);
@@ -108,7 +111,7 @@ class ParamTable {
   std::vector<PyObject*> dicts_;             // the states of the parameters
   std::vector<std::vector<ParamRow>> rows_;  // by group
   std::optional<at::Device> device_;
-  std::vector<std::optional<Written>> written_;             // by ParamRow::index
+  std::vector<std::optional<Written>>& written_;            // by ParamRow::index
   std::array<pybind11::object, kStateNames.size()> names_;  // interned
 };
 

@@ -43,10 +43,6 @@ void sgd_op(at::TensorList params, at::TensorList grads, OptionalTensors momentu
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(amp_ext, m) {
-  implement(m, "sgd_", TORCH_FN(sgd_op));
-  // Empty lists name no device: they come here.
-  m.impl("sgd_", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(sgd_op)));
-}
+TORCH_LIBRARY_FRAGMENT(amp_ext, m) { implement(m, "sgd_", TORCH_FN(sgd_op)); }
 
 }  // namespace amp_ext

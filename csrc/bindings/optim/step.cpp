@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -97,13 +98,13 @@ class Step {
   // Returns why kernels cannot make a step with the present gradients, or none.
   std::optional<std::string> why_not(py::handle param_groups) {
     HANDLE_TH_ERRORS
-    const Opened opened(*this);
-    table_.open(param_groups);
+    const std::unique_lock<std::mutex> lock = locked();
+    ParamTable table(param_groups, {}, written_);
     py::list none;
-    for (size_t group = 0; group < table_.groups(); ++group) {
-      if (auto why = table_.read(group, {}, /*renewed=*/false, none, [](const ParamRow&) {}))
+    for (size_t group = 0; group < table.groups(); ++group) {
+      if (auto why = table.read(group, {}, /*renewed=*/false, none, [](const ParamRow&) {}))
         return why;
-      if (auto why = table_.why_not_together(group)) return why;
+      if (auto why = table.why_not_together(group)) return why;
     }
     return std::nullopt;
     END_HANDLE_TH_ERRORS_PYBIND
@@ -147,23 +148,12 @@ class Step {
   }
 
  private:
-  // Keeps the table for one call: another thread may come while the GIL is released.
-  class Opened {
-   public:
-    explicit Opened(Step& step) : step_(step) {
-      TORCH_CHECK(!step.is_open_,
-                  "an optimizer's step() was called while another thread makes one");
-      step.is_open_ = true;
-    }
-    Opened(const Opened&) = delete;
-    ~Opened() {
-      step_.table_.close();
-      step_.is_open_ = false;
-    }
-
-   private:
-    Step& step_;
-  };
+  // Locks the object for one call: another thread may come while the GIL is released.
+  std::unique_lock<std::mutex> locked() {
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    TORCH_CHECK(lock, "an optimizer's step() was called while another thread makes one");
+    return lock;
+  }
 
   static void redistribute_grads(const std::vector<py::list>& missing) {
     for (const py::list& params : missing) {
@@ -182,29 +172,29 @@ class Step {
                                     const OptionsOf& options_of,
                                     const std::optional<ScalarTuple>& tuple) {
     const at::NoGradGuard no_grad;
-    const Opened opened(*this);
-    table_.open(param_groups, state);
-    apart_.resize(table_.groups());
+    const std::unique_lock<std::mutex> lock = locked();
+    ParamTable table(param_groups, state, written_);
+    apart_.resize(table.groups());
 
     std::vector<Updates> all;
     std::vector<Args> args;
     std::vector<ScalarTensors> scalars;  // kept for the launch
-    std::vector<py::list> missing(table_.groups());
+    std::vector<py::list> missing(table.groups());
     bool is_complete = true;
-    all.reserve(table_.groups());
-    for (size_t group = 0; group < table_.groups(); ++group) {
+    all.reserve(table.groups());
+    for (size_t group = 0; group < table.groups(); ++group) {
       std::vector<state::Name> indices;
       for (const std::string& name : needed.at(group)) indices.push_back(state_name(name));
       Updates* updates = nullptr;
       const auto add = [&](const ParamRow& row) {
         if (!is_complete) return;
         if (!updates) {
-          updates = &all.emplace_back(op, names, table_.device());
-          updates->reserve(table_.size(group));
+          updates = &all.emplace_back(op, names, table.device());
+          updates->reserve(table.size(group));
         }
         updates->add(tensors_of(row));
       };
-      if (auto why = table_.read(group, indices, renewed, missing[group], add))
+      if (auto why = table.read(group, indices, renewed, missing[group], add))
         return StepRefusal(*why);
       is_complete &= missing[group].empty();
       std::optional<std::string> overlap;
@@ -221,7 +211,7 @@ class Step {
         }
       }
       if (overlap || !is_complete) {
-        if (auto why = table_.why_not_together(group)) return StepRefusal(*why);
+        if (auto why = table.why_not_together(group)) return StepRefusal(*why);
       }
       TORCH_CHECK(!overlap, *overlap);
     }
@@ -234,8 +224,8 @@ class Step {
     GilRelease gil;                // destroyed first
     for (const Updates& updates : all)
       gil.add(op, family, updates.device(), numel_of(updates.list()));
-    for (size_t group = 0; gil.is_needed() && group < table_.groups(); ++group) {
-      for (const ParamRow& row : table_.rows(group)) {
+    for (size_t group = 0; gil.is_needed() && group < table.groups(); ++group) {
+      for (const ParamRow& row : table.rows(group)) {
         for (const at::Tensor* const tensor : tensors_of(row)) {
           if (tensor) kept.push_back(*tensor);
         }
@@ -244,13 +234,13 @@ class Step {
     gil.begin();
     for (size_t i = 0; i < all.size(); ++i) launch(all[i].device(), args[i]);
     gil.end();
-    table_.finish_step();
+    table.finish_step();
     return std::nullopt;
   }
 
-  ParamTable table_;
-  std::vector<Apart> apart_;  // by group
-  bool is_open_ = false;
+  std::mutex mutex_;
+  std::vector<std::optional<Written>> written_;  // by ParamRow::index
+  std::vector<Apart> apart_;                     // by group
 };
 
 }  // namespace

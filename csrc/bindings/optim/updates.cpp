@@ -139,7 +139,7 @@ void Updates::add_checked(const UpdateTensors& tensors) {
     TORCH_CHECK(is_step || same_order(tensor, param), op_, ": ", item,
                 " must have the strides of params[", index, "], ", param.strides(), ", got ",
                 tensor.strides(), ": torch.empty_like(param) has them");
-    check_no_history(item, tensor, records_gradients_);
+    check_no_history(op_, item, tensor, records_gradients_);
     data[role] = checked_memory(op_, item, tensor, Access::write).data();
   }
   const at::Tensor& grad = *tensors[kGrad];

@@ -11,7 +11,6 @@ namespace amp_ext {
 // Keeps the parameters alive.
 class Params {
  public:
-  Params() = default;
   explicit Params(pybind11::handle param_groups) {
     for (const pybind11::handle group : param_groups) {
       const pybind11::object params = group[pybind11::str("params")];

@@ -28,8 +28,7 @@ bool is_flattened(PyObject* param) {
 
 }  // namespace
 
-bool OptimizerGrads::collect(py::handle param_groups) {
-  params_ = Params(param_groups);
+bool OptimizerGrads::collect() {
   for (PyObject* const object : params_.all()) {
     if (!THPVariable_Check(object)) {
       const py::str name = py::type::handle_of(object).attr("__name__");

@@ -24,13 +24,14 @@ struct GradsUse {
 // The gradients of one optimizer in this process, in order of first appearance.
 class OptimizerGrads {
  public:
-  explicit OptimizerGrads(const GradsUse& use) : use_(use) {}
+  OptimizerGrads(const GradsUse& use, pybind11::handle param_groups)
+      : use_(use), params_(param_groups) {}
 
   // Reads `.grad` of every parameter. Returns false for gradients that only Python code can handle:
   // Python tensor subclasses, except DTensors of plain tensors, and gradients of a parameter with
   // a `grad` that its class defines. The gradients of DTensors have been given the placements of
   // their parameters then.
-  bool collect(pybind11::handle param_groups);
+  bool collect();
 
   // Makes the coalesced gradients the parameters' own.
   void install_coalesced();

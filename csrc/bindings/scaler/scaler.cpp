@@ -137,8 +137,9 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
                         .access = writes || written ? Access::write : Access::read,
                         .allow_fp16 = allow_fp16 || is_unscaled || !writes,
                         .has_norm = has_norm,
-                        .across = !reduce.is_none()});
-  if (!grads.collect(param_groups)) return py::none();
+                        .across = !reduce.is_none()},
+                       param_groups);
+  if (!grads.collect()) return py::none();
   const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
   Arguments arguments(op, factor.device());
   arguments.read<float>("inv_scale", factor);

@@ -52,7 +52,7 @@ void finish_rows(const GemmArgs& g, int64_t batch, Range rows, Range columns, fl
       if (combines) {
         float c[kLine], bias[kLine];
         if (g.c.data) widen(place(g.c), g.c.dtype, g.c.column_stride, count, c);
-        if (g.bias.data) widen(address(g.bias, column), g.bias.dtype, g.bias.stride, count, bias);
+        if (g.bias.data) widen(address(g.bias, column), g.bias.dtype, 1, count, bias);
         kernels.combine(values, count, static_cast<float>(g.alpha), static_cast<float>(g.beta),
                         g.c.data ? c : nullptr, g.bias.data ? bias : nullptr);
       }

@@ -31,7 +31,7 @@ inline const char* address(const MatrixRef& x, int64_t batch, int64_t row, int64
 }
 
 inline const char* address(const VectorRef& x, int64_t index) {
-  return static_cast<const char*>(x.data) + index * x.stride * size_of(x.dtype);
+  return static_cast<const char*>(x.data) + index * size_of(x.dtype);
 }
 
 // Widens n elements, `stride` apart, to fp32.

@@ -19,11 +19,10 @@ struct MatrixRef {
   bool operator==(const MatrixRef&) const = default;
 };
 
-// A vector: element i is data[i * stride]. A stride of 0 broadcasts.
+// A contiguous vector.
 struct VectorRef {
   void* data = nullptr;
   DType dtype = DType::f32;
-  int64_t stride = 0;
 
   bool operator==(const VectorRef&) const = default;
 };

@@ -171,7 +171,6 @@ NOT_FOR_SM90: dict[str, Callable[[], Product]] = {
     "c of another dtype": lambda: small(c=side(FP32)),
     "c by columns": lambda: small(c=side(by_rows=False)),
     "c misaligned": lambda: small(c=side(aligned=False)),
-    "every second of bias": lambda: small(bias=bias(FP32).repeat(2)[::2]),
     "no k": lambda: product("nn", 64, 64, 0, FP16),
 }
 FOR_SM90: dict[str, Callable[[], Product]] = {

@@ -90,8 +90,7 @@ inline bool can_run_sm90(const GemmArgs& g) {
   const int64_t matrices = g.batch * g.terms;
   return tma_can_load(g.a, layout_of_a(g), matrices) &&
          tma_can_load(g.b, layout_of_b(g), matrices) && tma_can_store(g.out, g) &&
-         (!g.c.data || (g.c.dtype == g.out.dtype && tma_can_store(g.c, g))) &&
-         (!g.bias.data || g.n <= 1 || g.bias.stride == 1);
+         (!g.c.data || (g.c.dtype == g.out.dtype && tma_can_store(g.c, g)));
 }
 
 // Returns whether TMA can add the product to out in memory, which excludes any other epilogue. (As

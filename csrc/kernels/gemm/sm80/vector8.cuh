@@ -21,7 +21,7 @@ struct VectorPlace {
 };
 
 // Returns a vector as a matrix of one row.
-__device__ inline MatrixRef row_of(const VectorRef& x) { return {x.data, x.dtype, 0, 0, x.stride}; }
+__device__ inline MatrixRef row_of(const VectorRef& x) { return {x.data, x.dtype, 0, 0, 1}; }
 
 // Calls use(T*) with the address of the place's first element. The type is not fp64.
 template <class Use>
