@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
-from amp_ext.optim._step import COPY, MASTER, KernelStep
-
 __all__ = ["make_graphed_step"]
 
 _BY_VALUE = (bool, int, float, str, tuple)
@@ -96,7 +94,6 @@ class GraphedStep:
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._entries: list[_Entry] | None = None
         self._lr_tensors: list[Tensor] = []
-        self._weights: list[Tensor] = []  # with a master or a copy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = self._flattened(args, kwargs)
@@ -114,7 +111,7 @@ class GraphedStep:
                 f"make_graphed_step: arguments: expected the captured {expected}, got {got}. Call "
                 ".eager() for a step of its own, or make another graphed step."
             )
-        _refuse_change([*self._entries, *self._versions], "since the capture")
+        _refuse_change(self._entries, "since the capture")
         if getattr(self._scaler, "_numbers", None) is not None:
             self._scaler._step_numbers()  # the scale may have been written
         if self.graph is None:
@@ -157,7 +154,6 @@ class GraphedStep:
             results = self._run(leaves, spec)
         if self._stream is not None:
             current.wait_stream(self._stream)
-        self._note_versions()
         return results
 
     def _flattened(self, args: Any, kwargs: Any) -> tuple[list[Any], TreeSpec]:
@@ -188,9 +184,6 @@ class GraphedStep:
         ]
         if self._stream is not None:
             self._capture_graph(spec)
-        states = [item for optimizer in self._optimizers for item in optimizer.state.items()]
-        self._weights = [param for param, state in states if COPY in state or MASTER in state]
-        self._note_versions()
         self._entries = [*self._entries_of_modules(), *self._entries_of_step()]
 
     def _capture_graph(self, spec: TreeSpec) -> None:
@@ -224,9 +217,6 @@ class GraphedStep:
                 group["lr"] = number
         except BaseException:
             self._clear_grads()  # they are memory of the graph
-            for optimizer in self._optimizers:
-                if isinstance(optimizer, KernelStep):
-                    optimizer.forget_written()
             for current, content in zip(dicts, contents, strict=True):
                 current.clear()
                 current.update(content)
@@ -264,14 +254,6 @@ class GraphedStep:
         return graph
 
     # ---- the refusals --------------------------------------------------------------------------
-
-    def _note_versions(self) -> None:
-        """Note the versions of weights with masters or copies.
-
-        A write to a weight makes its master or copy stale.
-        """
-        name = "the value of a parameter with a master weight or a copy for autocast"
-        self._versions = [(name, _version, weight, weight._version) for weight in self._weights]
 
     def _entries_of_step(self) -> Iterator[_Entry]:
         for optimizer in self._optimizers:

@@ -89,8 +89,9 @@ def adam_(
         decoupled: parameters are multiplied by ``1 - lr * weight_decay`` first, as by AdamW;
             otherwise ``weight_decay * param`` is added to the gradient.
         max_exp_avg_sqs: the largest second moments so far, of the dtypes of exp_avg_sqs: AMSGrad.
-        copies: float16 or bfloat16 tensors with the shapes and strides of params. Each receives the
-            updated parameter, rounded to nearest. All params are float32 then.
+        copies: float16 or bfloat16 tensors with the shapes and strides of params: the parameters of
+            the model, if params are their float32 masters. An element of params that does not round
+            to its copy takes the copy's value first. Copies receive the updated params, rounded.
         maximize: ascend.
         stochastic_rounding: round bfloat16 parameters and moments up or down at random, with the
             probabilities that make the expected result exact. The step, the index of the tensor and
@@ -116,6 +117,8 @@ def adam_(
     keep = _fp32(1 - factors.lr * weight_decay if decoupled else 1.0, params)
     for i, step in enumerate(steps):
         param, exp_avg, exp_avg_sq = _flat(params[i]), _flat(exp_avgs[i]), _flat(exp_avg_sqs[i])
+        copy = _flat(copies[i]) if copies else None
+        _replace_stale(param, copy)
         update = _update_number(step)
         noise = _Noise(stochastic_rounding, update, i, param)
         g = _gradient(params[i], grads[i], factors, l2)
@@ -131,7 +134,7 @@ def adam_(
         step_size = _fp32(factors.lr / (1 - _power(beta1, update)), params)
         root = second.double().sqrt().float()  # torch's root in float32 may be off by one unit
         new = param.float() * keep - step_size * (first / (root * inv_root + eps))
-        _store(param, new, noise, copies[i] if copies else None)
+        _store(param, new, noise, copy)
         step += 1
 
 
@@ -191,7 +194,8 @@ def sgd_(
         return
     rate = _fp32(factors.lr, params)
     for i, whole in enumerate(params):
-        param = _flat(whole)
+        param, copy = _flat(whole), _flat(copies[i]) if copies else None
+        _replace_stale(param, copy)
         update = _update_number(steps[i]) if steps else 0
         noise = _Noise(stochastic_rounding, update, i, param)
         g = _gradient(whole, grads[i], factors, weight_decay)
@@ -200,7 +204,7 @@ def sgd_(
             new = g if update == 1 else buffer.float() * momentum + g * (1 - dampening)
             buffer.copy_(noise.rounded(new, buffer.dtype, 0, 16))
             g = g + new * momentum if nesterov else new
-        _store(param, param.float() - rate * g, noise, copies[i] if copies else None)
+        _store(param, param.float() - rate * g, noise, copy)
         if steps:
             steps[i].add_(1)
 
@@ -300,10 +304,16 @@ class _Noise:
         return torch.where(value.isfinite(), signed.view(torch.bfloat16), value.bfloat16())
 
 
+def _replace_stale(param: Tensor, copy: Tensor | None) -> None:
+    if copy is not None:
+        is_stale = copy.view(torch.int16) != param.to(copy.dtype).view(torch.int16)
+        param.copy_(torch.where(is_stale, copy.float(), param))
+
+
 def _store(param: Tensor, new: Tensor, noise: _Noise, copy: Tensor | None) -> None:
     param.copy_(noise.rounded(new, param.dtype, 0, 0))
     if copy is not None:
-        _flat(copy).copy_(new)
+        copy.copy_(new)
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from amp_ext._library import _C
 
 MASTER = "master_param"
-COPY = "autocast_copy"
 HALVES = (torch.float16, torch.bfloat16)
 KEPT = (MASTER, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 """The tensors of a state that torch's load_state_dict would cast to the parameter's dtype."""
@@ -53,19 +52,16 @@ class Storage:
     Attributes:
         master_weights: whether 16-bit parameters have float32 masters.
         stochastic_rounding: whether bfloat16 moments, and parameters without masters, have it.
-        autocast_copies: the dtype of the copies of float32 parameters; None for no copies.
         dtypes: the dtypes of moments by name; None for the dtype of the master or the parameter.
     """
 
     master_weights: bool = False
     stochastic_rounding: bool = False
-    autocast_copies: torch.dtype | None = None
     dtypes: dict[str, torch.dtype | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         moments = (torch.float32, torch.bfloat16)
         options = [(f"{name}_dtype", dtype, moments) for name, dtype in self.dtypes.items()]
-        options.append(("autocast_copies", self.autocast_copies, HALVES))
         for name, dtype, (one, other) in options:
             if dtype not in (None, one, other):
                 raise ValueError(f"{name} must be {one}, {other} or None, got {dtype!r}")
@@ -73,11 +69,8 @@ class Storage:
     @property
     def is_torchs(self) -> bool:
         """Return whether torch's code keeps the same state."""
-        return not (self.stochastic_rounding or self.names() or any(self.dtypes.values()))
-
-    def names(self) -> list[str]:
-        """Return the names of the tensors that this package adds to a state."""
-        return [MASTER] * self.master_weights + [COPY] * (self.autocast_copies is not None)
+        own = (self.stochastic_rounding, self.master_weights, *self.dtypes.values())
+        return not any(own)
 
 
 class KernelStep(Optimizer):
@@ -177,14 +170,12 @@ class KernelStep(Optimizer):
         """Make the step, or return why kernels cannot."""
         launch = getattr(self._kernel_step, self._launch_name)
         names = [self._state_names(group) for group in self.param_groups]
-        for is_renewed in (False, True):
+        for _ in range(2):
             refusal = launch(
                 self.param_groups,
                 self.state,
                 names,
-                is_renewed,
                 [self._options(group) for group in self.param_groups],
-                self._storage.stochastic_rounding,
                 self._scalars(),
             )
             if not isinstance(refusal, list):
@@ -202,8 +193,8 @@ class KernelStep(Optimizer):
         if not self._storage.is_torchs:
             raise RuntimeError(
                 f"{name}.step: kernels cannot make this step, and torch knows no master weights, "
-                f"dtypes of moments, stochastic rounding or copies: {why}. Leave these options out "
-                "to have torch make it."
+                f"dtypes of moments or stochastic rounding: {why}. Leave these options out to have "
+                "torch make it."
             )
         if self._step_scalars is not None:
             raise RuntimeError(
@@ -216,16 +207,9 @@ class KernelStep(Optimizer):
 
     # ---- state -----------------------------------------------------------------------------------
 
-    def forget_written(self) -> None:
-        """Make masters and copies anew in the next step, after a failed capture."""
-        self._kernel_step = _C.OptimizerStep()
-        for state in self.state.values():
-            if isinstance(state, dict) and COPY in state:
-                torch.autograd.graph.increment_version(state[COPY])
-
     def _make_state(self, params: Sequence[Tensor], needed: Sequence[str]) -> None:
         """Make missing states of parameters, and convert the others as kernels need it."""
-        moments = [name for name in needed if name not in ("step", MASTER, COPY)]
+        moments = [name for name in needed if name not in ("step", MASTER)]
         # A tensor that kernels can use keeps its memory, for captured graphs.
         for param in params:
             state = self.state[param]
@@ -241,9 +225,9 @@ class KernelStep(Optimizer):
                 elif _is_alike(moment, param):
                     state[name] = _laid_out_as(param, moment)
             if MASTER in needed and param.dtype != torch.float32:
-                state[MASTER] = _master(param, state.get(MASTER))
-            if COPY in needed and param.dtype == torch.float32:
-                state[COPY] = _copy(param, state.get(COPY), self._storage.autocast_copies)
+                master = state.get(MASTER)
+                is_kept = isinstance(master, Tensor) and _is_alike(master, param)
+                state[MASTER] = _laid_out_as(param, master if is_kept else param.detach()).float()
 
     def _moment_dtype(self, name: str, param: Tensor) -> torch.dtype:
         has_master = self._storage.master_weights and param.dtype in HALVES
@@ -294,7 +278,7 @@ class KernelStep(Optimizer):
                 state.pop(MASTER, None)  # it would be out of date after the next step
 
     def state_dict(self) -> dict[str, Any]:
-        """Return torch's state, without copies of parameters.
+        """Return torch's state, and masters.
 
         As in torch, a ``step`` is on the CPU, unless its group is ``fused`` or ``capturable``.
         """
@@ -303,7 +287,7 @@ class KernelStep(Optimizer):
         on_device = {index for group in groups for index in group["params"]}
         for index, state in result["state"].items():
             if isinstance(state, dict):
-                saved = {name: value for name, value in state.items() if name != COPY}
+                saved = dict(state)
                 if index not in on_device and isinstance(saved.get("step"), Tensor):
                     saved["step"] = saved["step"].cpu()
                 result["state"][index] = saved
@@ -340,26 +324,3 @@ def _laid_out_as(param: Any, tensor: Any) -> Tensor:
     if order == wanted:
         return tensor
     return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
-
-
-def _master(param: Tensor, before: Tensor | None) -> Tensor:
-    """Return the master of a parameter: its old value, where that rounds to the parameter.
-
-    It keeps its memory, for captured graphs.
-    """
-    weight = param.detach().float()
-    if before is None or not _is_alike(before, param) or before.device != param.device:
-        return weight
-    before = _laid_out_as(param, before).float()
-    return before.copy_(torch.where(before.to(param.dtype) == param, before, weight))
-
-
-def _copy(param: Tensor, before: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the copy of a parameter, in the memory that it had."""
-    new = torch.empty_like(param, dtype=dtype)
-    kept = before is not None and all(
-        getattr(before, name) == getattr(new, name) for name in ("shape", "dtype", "device")
-    )
-    if kept and before.stride() == new.stride():
-        new = before
-    return new.copy_(param.detach())

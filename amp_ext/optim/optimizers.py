@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from amp_ext.optim._step import KernelStep, Storage
+from amp_ext.optim._step import MASTER, KernelStep, Storage
 
 # The constructors spell torch's arguments out for editors and type checkers.
 
@@ -18,7 +18,7 @@ class _AdamStep(KernelStep):
         names = ["step", "exp_avg", "exp_avg_sq"]
         if group["amsgrad"]:
             names.append("max_exp_avg_sq")
-        return names + self._storage.names()
+        return names + [MASTER] * self._storage.master_weights
 
     def _why_option(self, group: dict[str, Any]) -> str | None:
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
@@ -27,7 +27,8 @@ class _AdamStep(KernelStep):
 
     def _options(self, group: dict[str, Any]) -> tuple[Any, ...]:
         names = ("eps", "weight_decay", "decoupled_weight_decay", "maximize")
-        return (group["lr"], *group["betas"], *(group[name] for name in names))
+        options = (group["lr"], *group["betas"], *(group[name] for name in names))
+        return (*options, self._storage.stochastic_rounding)
 
 
 class Adam(_AdamStep, torch.optim.Adam):
@@ -44,23 +45,16 @@ class Adam(_AdamStep, torch.optim.Adam):
         differentiable: True leaves all steps to torch.
         master_weights: keep a float32 master of each float16 and bfloat16 parameter, as
             ``state["master_param"]``: the step updates the master and rounds it to the parameter.
-            If other code has written the parameter since the last step, except by ``.data``, the
-            master takes its value over. Without masters, parameters are updated in place.
+            An element of the parameter that other code has written since, in whatever way, replaces
+            the master's. Without masters, parameters are updated in place.
         exp_avg_dtype, exp_avg_sq_dtype: torch.float32 or torch.bfloat16; None for the dtype of the
             master or the parameter. ``max_exp_avg_sq`` has the dtype of ``exp_avg_sq``.
         stochastic_rounding: round bfloat16 moments, and bfloat16 parameters without masters,
             stochastically. The same step of the same numbers rounds the same way.
-        autocast_copies: torch.float16 or torch.bfloat16: the step also writes a copy of each
-            float32 parameter. :class:`amp_ext.autocast` of that dtype uses it in the place of a
-            cast. A parameter that other code has written since is cast as ever. A write by
-            ``.data`` to the same memory is not seen: leave the option out of programs that average
-            weights so. A backward pass through a region before the step is an error after it, as
-            through weights themselves. None for no copies, as DTensors need it.
 
     Raises:
-        ValueError: as in torch; another dtype of moments or copies.
-        RuntimeError: :meth:`step` cannot run kernels, and torch does not know the options, such as
-            copies of DTensors.
+        ValueError: as in torch; another dtype of moments.
+        RuntimeError: :meth:`step` cannot run kernels, and torch does not know the options.
     """
 
     def __init__(
@@ -82,7 +76,6 @@ class Adam(_AdamStep, torch.optim.Adam):
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
         stochastic_rounding: bool = False,
-        autocast_copies: torch.dtype | None = None,
     ) -> None:
         dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
         super().__init__(
@@ -99,7 +92,7 @@ class Adam(_AdamStep, torch.optim.Adam):
             fused=fused,
             decoupled_weight_decay=decoupled_weight_decay,
         )
-        self._use(Storage(master_weights, stochastic_rounding, autocast_copies, dtypes))
+        self._use(Storage(master_weights, stochastic_rounding, dtypes))
 
 
 class AdamW(_AdamStep, torch.optim.AdamW):
@@ -108,7 +101,7 @@ class AdamW(_AdamStep, torch.optim.AdamW):
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in torch.
         foreach, capturable, differentiable, fused, master_weights, exp_avg_dtype, exp_avg_sq_dtype,
-            stochastic_rounding, autocast_copies: as for :class:`Adam`.
+            stochastic_rounding: as for :class:`Adam`.
 
     Raises:
         ValueError: as :class:`Adam`.
@@ -132,7 +125,6 @@ class AdamW(_AdamStep, torch.optim.AdamW):
         exp_avg_dtype: torch.dtype | None = None,
         exp_avg_sq_dtype: torch.dtype | None = None,
         stochastic_rounding: bool = False,
-        autocast_copies: torch.dtype | None = None,
     ) -> None:
         dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
         super().__init__(
@@ -148,7 +140,7 @@ class AdamW(_AdamStep, torch.optim.AdamW):
             differentiable=differentiable,
             fused=fused,
         )
-        self._use(Storage(master_weights, stochastic_rounding, autocast_copies, dtypes))
+        self._use(Storage(master_weights, stochastic_rounding, dtypes))
 
 
 class SGD(KernelStep, torch.optim.SGD):
@@ -160,8 +152,7 @@ class SGD(KernelStep, torch.optim.SGD):
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch. A tensor
             ``lr`` is read on the device.
-        foreach, differentiable, fused, master_weights, stochastic_rounding, autocast_copies: as for
-            :class:`Adam`.
+        foreach, differentiable, fused, master_weights, stochastic_rounding: as for :class:`Adam`.
         momentum_buffer_dtype: as ``exp_avg_dtype`` of :class:`Adam`.
 
     Raises:
@@ -186,7 +177,6 @@ class SGD(KernelStep, torch.optim.SGD):
         master_weights: bool = False,
         momentum_buffer_dtype: torch.dtype | None = None,
         stochastic_rounding: bool = False,
-        autocast_copies: torch.dtype | None = None,
     ) -> None:
         dtypes = {"momentum_buffer": momentum_buffer_dtype}
         super().__init__(
@@ -201,16 +191,17 @@ class SGD(KernelStep, torch.optim.SGD):
             differentiable=differentiable,
             fused=fused,
         )
-        self._use(Storage(master_weights, stochastic_rounding, autocast_copies, dtypes))
+        self._use(Storage(master_weights, stochastic_rounding, dtypes))
 
     def _state_names(self, group: dict[str, Any]) -> list[str]:
         moves = bool(group["momentum"])  # a comparison may be np.bool_, or a tensor
         counts = (moves and bool(group["dampening"])) or self._storage.stochastic_rounding
-        return ["step"] * counts + ["momentum_buffer"] * moves + self._storage.names()
+        masters = self._storage.master_weights
+        return ["step"] * counts + ["momentum_buffer"] * moves + [MASTER] * masters
 
     def _steps_before(self, param: Tensor) -> float:
         return 0.0 if self.state[param].get("momentum_buffer") is None else 1.0
 
     def _options(self, group: dict[str, Any]) -> tuple[Any, ...]:
         names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
-        return tuple(group[name] for name in names)
+        return (*(group[name] for name in names), self._storage.stochastic_rounding)

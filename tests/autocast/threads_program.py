@@ -89,9 +89,9 @@ def interleaving(seed: int) -> None:
 
     def work() -> None:
         net = chance.choice(nets)
-        optimizer = chance.choice([SGD, AdamW])(net.parameters(), lr=1e-3, autocast_copies=FP16)
+        optimizer = chance.choice([SGD, AdamW])(net.parameters(), lr=1e-3)
         own = network()
-        own_optimizer = SGD(own.parameters(), lr=1e-3, autocast_copies=FP16)
+        own_optimizer = SGD(own.parameters(), lr=1e-3)
         for _ in range(30):
             match chance.randrange(9):
                 case 0 | 1:

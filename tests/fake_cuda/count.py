@@ -69,9 +69,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 OPTIMIZERS: dict[str, Callable[[Any, Iterable[Tensor]], Optimizer]] = {
     "SGD": lambda package, parameters: torch.optim.SGD(parameters, lr=1e-3),
     "fused AdamW": lambda package, parameters: torch.optim.AdamW(parameters, fused=True),
-    "AdamW": lambda package, parameters: package.optim.AdamW(
-        parameters, **({"autocast_copies": torch.float16} if package is amp_ext else {})
-    ),
+    "AdamW": lambda package, parameters: package.optim.AdamW(parameters),
 }
 
 Counts = tuple[int, int, int]  # launches, copies and memsets, waits

@@ -126,7 +126,7 @@ def test_gemm_accumulate_is_not_differentiable(executor: Executor) -> None:
     for index in range(3):
         tensors = [torch.ones(2, 2, device=executor.device) for _ in range(3)]
         tensors[index].requires_grad_()
-        error = pytest.raises(RuntimeError, match="gemm_accumulate_: .* is not differentiable")
+        error = pytest.raises(RuntimeError, match=r"gemm_accumulate_: .* is not differentiable")
         with unwritten(tensors), error:
             ops.gemm_accumulate_(*tensors)
         with torch.no_grad():

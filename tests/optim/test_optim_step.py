@@ -245,7 +245,7 @@ def test_weights_tied_between_steps() -> None:
 
 def test_storage_that_torch_does_not_know() -> None:
     params = tied()
-    optimizer = optim.AdamW(params, autocast_copies=torch.float16)
+    optimizer = optim.AdamW(params, exp_avg_dtype=torch.bfloat16)
     before = plain([param.detach() for param in params])
     for param in params:
         param.grad = torch.ones_like(param)

@@ -96,13 +96,12 @@ def test_master_weights(executor: Executor, case: str, dtype: torch.dtype) -> No
 
 
 def test_masters_follow_what_others_write() -> None:
-    """Masters follow writes to a weight in place or by a new .data, and otherwise stay."""
+    """Masters follow writes to a weight, with or without a new version, and otherwise stay."""
     optimizer = optim.SGD(params_of(dtype=torch.bfloat16), lr=2**-12, master_weights=True)
     train(optimizer, range(1))
     first, second, *_ = params(optimizer)
     masters = [optimizer.state[param]["master_param"].clone() for param in (first, second)]
-    with torch.no_grad():
-        first[0, 0] = 3.0
+    first.data[0, 0] = 3.0
     second.data = torch.full_like(second, -3.0)
     set_grads(params(optimizer), 1, scale=0.0)
     optimizer.step()

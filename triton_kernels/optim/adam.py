@@ -82,6 +82,7 @@ def _update(tensors, i, mask, arguments, PLAIN: tl.constexpr, ALIGNED: tl.conste
     unscale, clip, l2, rates, inv_root, eps, keep, step_size = factors
     beta1, rest1, beta2, rest2 = rates
     p = update.load_float(param, i, mask, PLAIN, ALIGNED)
+    p = update.replace_stale(p, copy, i, mask, ALIGNED)
     g = update.load_float(grad, i, mask, PLAIN, ALIGNED)
     first = update.load_float(exp_avg, i, mask, PLAIN, ALIGNED)
     second = update.load_float(exp_avg_sq, i, mask, PLAIN, ALIGNED)

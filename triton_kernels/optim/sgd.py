@@ -69,6 +69,7 @@ def _update(tensors, i, mask, arguments, PLAIN: tl.constexpr, ALIGNED: tl.conste
     unscale, clip, l2, rates, lr, nesterov = factors
     momentum, rest = rates
     p = update.load_float(param, i, mask, PLAIN, ALIGNED)
+    p = update.replace_stale(p, copy, i, mask, ALIGNED)
     g = update.load_float(grad, i, mask, PLAIN, ALIGNED)
     m = update.load_float(buffer, i, mask, PLAIN, ALIGNED)
 

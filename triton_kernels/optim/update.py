@@ -147,19 +147,37 @@ def load_float(tensor, i, mask, PLAIN: tl.constexpr, ALIGNED: tl.constexpr):
         single = tl.load(at, mask=where_also(mask, dtype == 0), other=0)
         half_at = pointer(address, tl.int16, ALIGNED) + i
         half = tl.load(half_at, mask=where_also(mask, dtype != 0), other=0)
-        f16 = widen(half.to(tl.float16, bitcast=True))
-        bf16 = widen(half.to(tl.bfloat16, bitcast=True))
-        return tl.where(dtype == 0, single, tl.where(dtype == 1, f16, bf16))
+        return tl.where(dtype == 0, single, _widened(half, dtype))
+
+
+@device_function
+def _widened(half, dtype):
+    f16 = widen(half.to(tl.float16, bitcast=True))
+    bf16 = widen(half.to(tl.bfloat16, bitcast=True))
+    return tl.where(dtype == 1, f16, bf16)
+
+
+@device_function
+def _rounded(x, dtype):
+    return tl.where(dtype == 1, bits(round_to(x, tl.float16)), bits(round_to(x, tl.bfloat16)))
+
+
+@device_function
+def replace_stale(x, tensor, i, mask, ALIGNED: tl.constexpr):
+    """Replace fp32 numbers that do not round to the elements of a 16-bit tensor by the elements."""
+    address, dtype = tensor
+    at = pointer(address, tl.int16, ALIGNED) + i
+    half = tl.load(at, mask=where_also(mask, address != 0), other=0)
+    is_stale = where_also(half != _rounded(x, dtype), address != 0)
+    return tl.where(is_stale, _widened(half, dtype), x)
 
 
 @device_function
 def store_half(tensor, i, x, mask, ALIGNED: tl.constexpr):
     """Store fp32 numbers in a 16-bit tensor, rounded to nearest."""
     address, dtype = tensor
-    f16 = bits(round_to(x, tl.float16))
-    bf16 = bits(round_to(x, tl.bfloat16))
     at = pointer(address, tl.int16, ALIGNED) + i
-    tl.store(at, tl.where(dtype == 1, f16, bf16), mask=where_also(mask, address != 0))
+    tl.store(at, _rounded(x, dtype), mask=where_also(mask, address != 0))
 
 
 @device_function

@@ -16,7 +16,6 @@
 #include <utility>
 
 #include "checks/memory.h"
-#include "checks/seen.h"
 
 namespace amp_ext {
 namespace {
@@ -46,72 +45,65 @@ bool is_kept(const at::Tensor& tensor) {
          !tensor.is_view() && !tensor.is_inference() && !at::caching::is_cached_tensor(tensor);
 }
 
-// A copy that an optimizer has written with its weight.
-struct Provided {
-  Seen weight;
-  Seen copy;
-};
-
-// Entries by their keys, for all threads. Counting a tensor's references, and destroying it, may
-// enter Python: under the mutex only entries are counted, and older ones are destroyed after it.
-template <class Key, class Entry>
-struct Registry {
-  using Kept = std::shared_ptr<const Entry>;
-
-  Kept find(const Key& key) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto found = entries.find(key);
-    return found == entries.end() ? nullptr : found->second;
-  }
-  void keep(const Key& key, Kept entry) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    entries[key].swap(entry);
-  }
-
-  std::mutex mutex;
-  std::map<Key, Kept> entries;
-};
-
-using ProvidedCopies = Registry<c10::TensorImpl*, Provided>;
-
-ProvidedCopies& provided() {
-  static auto* const registry = new ProvidedCopies;  // never destroyed: weights may go later
-  return *registry;
-}
-
-// Returns the copy that an optimizer has written, or a cast. The former is a view: its version
-// shows that the next step has overwritten data for a backward pass.
-at::Tensor new_copy_of(const at::Tensor& leaf, at::ScalarType type) {
-  const auto entry = provided().find(leaf.unsafeGetTensorImpl());
-  if (!entry || !entry->weight.is(leaf)) return copy_of(leaf, type);
-  const at::Tensor copy = entry->copy.unchanged();
-  if (!copy.defined() || copy.scalar_type() != type) return copy_of(leaf, type);
-  const at::NoGradGuard no_grad;
-  return copy.detach();
-}
-
-// Keeps copies by their originals. A copy holds the node that accumulates its original's gradient,
-// and the node holds the original: the address in a key cannot become another tensor's.
+// Keeps copies by their originals, for all threads. A copy holds the node that accumulates its
+// original's gradient, and the node holds the original: the address in a key cannot become another
+// tensor's.
 class Copies final : public c10::BackendMeta {
  public:
   at::Tensor of(const at::Tensor& leaf, at::ScalarType type) {
     const Key key{leaf.unsafeGetTensorImpl(), type};
     // A kept copy serves while its original is unchanged.
-    if (const auto kept = copies_.find(key); kept && kept->original.is(leaf)) return kept->copy;
-    const Seen original(leaf);
-    const at::Tensor copy = with_gradient_edge(leaf, new_copy_of(leaf, type));
-    copies_.keep(key, std::make_shared<const Entry>(original, copy));
+    if (const auto kept = find(key); kept && kept->original.is(leaf)) return kept->copy;
+    const Original original(leaf);
+    auto entry =
+        std::make_shared<const Entry>(original, with_gradient_edge(leaf, copy_of(leaf, type)));
+    const at::Tensor copy = entry->copy;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    copies_[key].swap(entry);
     return copy;
   }
 
  private:
   using Key = std::pair<c10::TensorImpl*, at::ScalarType>;
+  // The original's version and memory; traced tensors have none. The weak reference keeps the
+  // storage's address from becoming another's.
+  struct Original {
+    explicit Original(const at::Tensor& leaf)
+        : storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(leaf))),
+          data(data_of(leaf)),
+          version(leaf._version()) {}
+    bool is(const at::Tensor& now) const {
+      return storage._unsafe_get_target() == storage_of(now) && data == data_of(now) &&
+             version == now._version();
+    }
+    static c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+      return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    }
+    static const void* data_of(const at::Tensor& tensor) {
+      const auto* const data =
+          static_cast<const char*>(storage_of(tensor)->_mutable_data_ptr_no_checks().get());
+      return data ? data + tensor.storage_offset() * tensor.element_size() : nullptr;
+    }
+
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    const void* data;
+    uint32_t version;
+  };
   struct Entry {
-    Seen original;
+    Original original;
     at::Tensor copy;
   };
 
-  Registry<Key, Entry> copies_;
+  // Counting a tensor's references, and destroying it, may enter Python: under the mutex only
+  // entries are counted, and older ones are destroyed after it.
+  std::shared_ptr<const Entry> find(const Key& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = copies_.find(key);
+    return found == copies_.end() ? nullptr : found->second;
+  }
+
+  std::mutex mutex_;
+  std::map<Key, std::shared_ptr<const Entry>> copies_;
 };
 
 // Returns the copies of a leaf inside torch's cache; null if its copies are not kept. They are
@@ -162,24 +154,6 @@ at::Tensor lowered_view(const at::Tensor& tensor, at::ScalarType type,
   at::Tensor result = view(copy);
   torch::autograd::impl::set_version_counter(result, torch::autograd::impl::version_counter(copy));
   return is_tracked ? with_gradient_edge(original, std::move(result)) : result;
-}
-
-void provide_copies(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& copies) {
-  std::vector<std::shared_ptr<const Provided>> entries;  // then the older ones
-  for (size_t i = 0; i < weights.size(); ++i)
-    entries.push_back(std::make_shared<const Provided>(Seen(weights[i]), Seen(copies[i])));
-  const std::lock_guard<std::mutex> lock(provided().mutex);
-  for (size_t i = 0; i < weights.size(); ++i)
-    provided().entries[weights[i].unsafeGetTensorImpl()].swap(entries[i]);
-  // Many optimizers would else visit each other's copies at each step.
-  static size_t left = 0;
-  if (provided().entries.size() <= 2 * left + weights.size()) return;
-  std::erase_if(provided().entries, [&](auto& each) {
-    const bool is_gone = each.second->weight.is_gone() || each.second->copy.is_gone();
-    if (is_gone) entries.push_back(std::move(each.second));
-    return is_gone;
-  });
-  left = provided().entries.size();
 }
 
 }  // namespace amp_ext

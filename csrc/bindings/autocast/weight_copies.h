@@ -4,8 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 
-#include <vector>
-
 namespace amp_ext {
 
 // Returns `tensor` in `type`. If it requires a gradient, the copy's gradient is passed on to
@@ -20,10 +18,5 @@ at::Tensor lowered(const at::Tensor& tensor, at::ScalarType type);
 // Returns view(tensor), lowered as a view of the copy of `tensor`.
 at::Tensor lowered_view(const at::Tensor& tensor, at::ScalarType type,
                         c10::function_ref<at::Tensor(const at::Tensor&)> view);
-
-// Declares that copies[i], of the shape of weights[i], equals a cast to its dtype: an optimizer has
-// written both in one pass, and regions use the copies in the place of casts. This holds until
-// either is written with a new version or gets other memory. Neither is kept alive.
-void provide_copies(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& copies);
 
 }  // namespace amp_ext

@@ -7,6 +7,7 @@
 #include <array>
 #include <initializer_list>
 
+#include "backends/backends.h"
 #include "optim/optim.h"
 
 namespace amp_ext {
@@ -14,10 +15,9 @@ namespace amp_ext {
 using OptionalTensor = std::optional<at::Tensor>;
 using OptionalTensors = std::optional<at::TensorList>;
 
-// The tensors of a call of an op. Each list has as many tensors as params, or is empty.
+// The tensors of a call of Op. Each list has as many tensors as params, or is empty.
+template <class Op>
 struct UpdateCall {
-  const char* op;
-  const RoleNames& names;
   std::array<at::TensorList, kRoles> lists;
   ScalarTensors scalars;
 
@@ -26,8 +26,8 @@ struct UpdateCall {
     const size_t n = lists[kParam].size();
     for (int role = 0; role < kRoles; ++role) {
       const size_t size = lists[role].size();
-      const bool may_be_empty = !names[role] || std::ranges::count(optional, Role(role));
-      TORCH_CHECK(size == n || (size == 0 && may_be_empty), op, ": ", names[role],
+      const bool may_be_empty = !Op::kNames[role] || std::ranges::count(optional, Role(role));
+      TORCH_CHECK(size == n || (size == 0 && may_be_empty), Op::kOp, ": ", Op::kNames[role],
                   " must have as many tensors as params, ", n, ", got ", size);
     }
   }
@@ -42,11 +42,10 @@ struct UpdateCall {
     return std::nullopt;
   }
 
-  template <class Args, class Options>
-  void run(void (*launch)(at::Device, const Args&), const Options& options) const {
+  void run(const typename Op::Options& options) const {
     const std::optional<at::Device> place = device();
     if (!place) return;
-    Updates updates(op, names, *place);
+    Updates updates(Op::kOp, Op::kNames, *place);
     updates.reserve(lists[kParam].size());
     for (size_t i = 0; i < lists[kParam].size(); ++i) {
       UpdateTensors tensors;
@@ -55,9 +54,9 @@ struct UpdateCall {
       updates.add(tensors);
     }
     const StepScalars step_scalars = updates.add_scalars(scalars);
-    const std::optional<std::string> overlap = updates.overlap();
-    TORCH_CHECK(!overlap, *overlap);
-    launch(*place, {updates.list(), options, step_scalars});
+    updates.check_apart();
+    amp_ext::run(Op::kOp, *place, Op::kLaunch,
+                 typename Op::Args{updates.list(), options, step_scalars});
     for (int role = 0; role < kRoles; ++role) {
       for (const at::Tensor& tensor : role == kGrad ? at::TensorList() : lists[role])
         mark_written(tensor.unsafeGetTensorImpl());

@@ -2,23 +2,17 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <pybind11/pybind11.h>
 
 #include <array>
 #include <optional>
-#include <string>
+#include <tuple>
 #include <vector>
 
-#include "amp_ext/optim.h"
+#include "amp_ext/backend.h"
 #include "checks/tensors.h"
 
 namespace amp_ext {
-
-constexpr auto kAdam = "amp_ext::adam_";
-constexpr auto kSgd = "amp_ext::sgd_";
-
-// Launch updates of a checked list. Its tensors are alive, and their versions are not bumped.
-void adam_(at::Device device, const AdamArgs& args);
-void sgd_(at::Device device, const SgdArgs& args);
 
 // The tensors of a parameter's update.
 enum Role : int {
@@ -34,7 +28,28 @@ enum Role : int {
 
 // The names of the lists of each role, for errors.
 using RoleNames = std::array<const char*, kRoles>;
-extern const RoleNames kAdamNames, kSgdNames;
+
+// The ops of the updates. Group has an optimizer's options: a number or a tensor for lr, then the
+// other fields of Options.
+struct Adam {
+  using Args = AdamArgs;
+  using Options = AdamOptions;
+  using Group = std::tuple<pybind11::object, double, double, double, double, bool, bool, bool>;
+  static constexpr auto kOp = "amp_ext::adam_";
+  static constexpr auto kLaunch = &ListBackend::adam;
+  static constexpr RoleNames kNames{"params",          "grads",  "exp_avgs", "exp_avg_sqs",
+                                    "max_exp_avg_sqs", "copies", "steps"};
+};
+
+struct Sgd {
+  using Args = SgdArgs;
+  using Options = SgdOptions;
+  using Group = std::tuple<pybind11::object, double, double, double, bool, bool, bool>;
+  static constexpr auto kOp = "amp_ext::sgd_";
+  static constexpr auto kLaunch = &ListBackend::sgd;
+  static constexpr RoleNames kNames{"params", "grads", "momentum_buffers", nullptr, nullptr,
+                                    "copies", "steps"};
+};
 
 using UpdateTensors = std::array<const at::Tensor*, kRoles>;  // null where there is none
 
@@ -67,9 +82,9 @@ class Updates {
   // Checks the scalars.
   StepScalars add_scalars(const ScalarTensors& scalars);
 
-  // Returns an error for memory that is written and overlaps anything, or none. Call it after all
-  // tensors and scalars have been added.
-  std::optional<std::string> overlap() const;
+  // Throws where memory that is written overlaps anything else. Call it after all tensors and
+  // scalars have been added.
+  void check_apart() const;
 
   // Returns whether list() shows copies of gradients in the place of their own memory.
   bool has_copies() const { return !gathered_.empty(); }

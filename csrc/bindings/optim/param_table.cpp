@@ -4,11 +4,11 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <array>
 #include <ranges>
 #include <sstream>
 #include <utility>
 
-#include "autocast/weight_copies.h"
 #include "checks/dtensor.h"
 #include "checks/tensors.h"
 #include "params/plain.h"
@@ -26,11 +26,11 @@ bool is_usable(const ParamRow& row) {
     return (tensor.is_contiguous() && param.is_contiguous()) || tensor.sizes() != param.sizes() ||
            same_order(tensor, param);
   };
-  for (size_t name = 0; name < row.state.size(); ++name) {
-    const at::Tensor* const tensor = row.state[name];
-    if (tensor && name != state::step && !is_ordered(*tensor)) return false;
+  for (const Role role : {kParam, kExpAvg, kExpAvgSq, kMaxExpAvgSq}) {
+    const at::Tensor* const tensor = row.tensors[role];
+    if (tensor && !is_ordered(*tensor)) return false;
   }
-  const at::Tensor* const step = row.state[state::step];
+  const at::Tensor* const step = row.tensors[kStep];
   return !step || (step->scalar_type() == at::kFloat && step->numel() == 1 &&
                    step->device() == param.device());
 }
@@ -50,7 +50,7 @@ PyObject* local_state(PyObject* object, const Sharding& sharding) {
 // Replaces the gradient and the states of a DTensor's row by their local tensors, a state that is
 // not sharded as the parameter by null. Returns why kernels do not serve the row, or null. Sets
 // `is_placed` to false where redistribute_grad must be called before the row is made.
-const char* localize(PyObject* param, const std::vector<state::Name>& needed, ParamRow& row,
+const char* localize(PyObject* param, const std::vector<State>& needed, ParamRow& row,
                      StateObjects& objects, bool& is_placed) {
   const Sharding sharding = sharding_of(param);
   if (sharding.has_partial()) return "is a DTensor that is a sum over processes (Partial)";
@@ -61,29 +61,35 @@ const char* localize(PyObject* param, const std::vector<state::Name>& needed, Pa
   is_placed = of_grad == sharding;
   if (!is_placed && !of_grad.mesh.equal(sharding.mesh)) return other_grad;
   row.dtensor = &THPVariable_Unpack(param);
-  row.grad = &THPVariable_Unpack(local_of(grad.ptr()));
+  row.tensors[kGrad] = &THPVariable_Unpack(local_of(grad.ptr()));
   for (size_t i = 0; i < needed.size(); ++i) {
-    if (needed[i] == state::autocast_copy && row.param->scalar_type() == at::kFloat)
-      return "is a DTensor, whose local tensor autocast does not use: leave out autocast_copies";
-    if (needed[i] != state::step) objects[i] = local_state(objects[i], sharding);
+    if (needed[i].role != kStep) objects[i] = local_state(objects[i], sharding);
   }
   return nullptr;
 }
 
 }  // namespace
 
-state::Name state_name(const std::string& name) {
-  const auto found = std::find(kStateNames.begin(), kStateNames.end(), name);
-  TORCH_CHECK_VALUE(found != kStateNames.end(), "amp_ext: states have no ", name);
-  return state::Name(found - kStateNames.begin());
+std::vector<State> states_of(const std::vector<py::str>& names) {
+  static constexpr std::array<std::pair<const char*, Role>, 6> kRolesOf{
+      {{"step", kStep},
+       {"exp_avg", kExpAvg},
+       {"momentum_buffer", kExpAvg},
+       {"exp_avg_sq", kExpAvgSq},
+       {"max_exp_avg_sq", kMaxExpAvgSq},
+       {"master_param", kParam}}};
+  std::vector<State> states;
+  for (const py::str& name : names) {
+    const auto role = std::ranges::find(kRolesOf, std::string(name),
+                                        [](const auto& each) { return std::string(each.first); });
+    TORCH_CHECK_VALUE(role != kRolesOf.end(), "amp_ext: states have no ", std::string(name));
+    states.push_back({name, role->second});
+  }
+  return states;
 }
 
-ParamTable::ParamTable(py::handle param_groups, py::handle state,
-                       std::vector<std::optional<Written>>& written)
-    : params_(param_groups), rows_(params_.groups()), written_(written) {
-  for (size_t i = 0; i < kStateNames.size(); ++i)
-    names_[i] = py::reinterpret_steal<py::object>(PyUnicode_InternFromString(kStateNames[i]));
-  written_.resize(params_.all().size());
+ParamTable::ParamTable(py::handle param_groups, py::handle state)
+    : params_(param_groups), rows_(params_.groups()) {
   if (state) find_states(state.ptr());
 }
 
@@ -102,29 +108,26 @@ void ParamTable::find_states(PyObject* state) {
   }
 }
 
+// Returns whether all needed states are there.
 bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
-                            const std::vector<state::Name>& needed, bool renewed) {
+                            const std::vector<State>& needed) {
   bool found = true;
   for (size_t i = 0; i < needed.size(); ++i) {
-    const state::Name name = needed[i];
-    if (name == state::master_param || name == state::autocast_copy) {
-      const bool is_fp32 = row.param->scalar_type() == at::kFloat;
-      if (is_fp32 == (name == state::master_param)) continue;
-      const std::optional<Written>& written = written_[row.index];
-      found &= renewed || (written && written->is(row));
-    }
-    if (objects[i] && is_plain(objects[i])) {
-      row.state[name] = &THPVariable_Unpack(objects[i]);
-    } else {
+    const Role role = needed[i].role;
+    if (role == kParam && row.param->scalar_type() == at::kFloat) continue;
+    if (!objects[i] || !is_plain(objects[i])) {
       found = false;
+      continue;
     }
+    row.tensors[role] = &THPVariable_Unpack(objects[i]);
+    if (role == kParam) row.tensors[kCopy] = row.param;
   }
   return found;
 }
 
-std::optional<std::string> ParamTable::read(size_t group, const std::vector<state::Name>& needed,
-                                            bool renewed, py::list& missing, Visit visit) {
-  TORCH_INTERNAL_ASSERT(needed.size() <= kStateNames.size());
+std::optional<std::string> ParamTable::read(size_t group, const std::vector<State>& needed,
+                                            py::list& missing, Visit visit) {
+  TORCH_INTERNAL_ASSERT(needed.size() <= kRoles);
   const size_t first = params_.first(group), count = params_.size(group);
   PyObject* const* const params = params_.all().data() + first;
   PyObject* const* const dicts = needed.empty() ? nullptr : dicts_.data() + first;
@@ -139,19 +142,21 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<stat
     if (!local) return refused(i, "", "is a tensor subclass");
     const at::Tensor& grad = THPVariable_Unpack(params[i]).unsafeGetTensorImpl()->grad();
     if (!grad.defined()) continue;
-    ParamRow& row = rows_[group].emplace_back(first + i, &THPVariable_Unpack(local), &grad);
+    ParamRow& row = rows_[group].emplace_back(first + i, &THPVariable_Unpack(local));
+    row.tensors[kParam] = row.param;
+    row.tensors[kGrad] = &grad;
     StateObjects objects{};
     for (size_t k = 0; dicts && dicts[i] && k < needed.size(); ++k)
-      objects[k] = entry_of(dicts[i], names_[needed[k]].ptr());
+      objects[k] = entry_of(dicts[i], needed[k].name.ptr());
     bool found = true;
     if (local != params[i]) {
       if (const char* why = localize(params[i], needed, row, objects, found))
         return refused(i, "", why);
     }
-    found &= find_state(row, objects, needed, renewed);
+    found &= find_state(row, objects, needed);
     if (!device_) device_ = row.param->device();
     if (const char* why = why_not_param(*row.param, *device_)) return refused(i, "", why);
-    if (const char* why = why_not_grad(*row.grad, *device_))
+    if (const char* why = why_not_grad(*row.tensors[kGrad], *device_))
       return refused(i, "the gradient of ", why);
     if (!found || !is_usable(row)) {
       missing.append(py::handle(params[i]));
@@ -177,25 +182,11 @@ std::optional<std::string> ParamTable::why_not_together(size_t group) const {
   return c10::str(name_of(found->first), " shares memory with ", name_of(found->second));
 }
 
-void ParamTable::finish_step() {
-  std::vector<at::Tensor> weights, copies;
-  const auto rows = std::views::join(rows_);
-  for (const ParamRow& row : rows) {
+void ParamTable::mark_params_written() const {
+  for (const ParamRow& row : std::views::join(rows_)) {
     mark_written(row.param->unsafeGetTensorImpl());
     if (row.dtensor) mark_written(row.dtensor->unsafeGetTensorImpl());
-    if (const at::Tensor* const copy = row.state[state::autocast_copy]) {
-      mark_written(copy->unsafeGetTensorImpl());
-      if (copy->is_inference()) continue;
-      weights.push_back(*row.param);
-      copies.push_back(*copy);
-    }
   }
-  // Only here, since parameters may share a version.
-  for (const ParamRow& row : rows) {
-    if (row.state[state::autocast_copy] || row.state[state::master_param])
-      written_[row.index].emplace(row);
-  }
-  if (!copies.empty()) provide_copies(weights, copies);
 }
 
 }  // namespace amp_ext

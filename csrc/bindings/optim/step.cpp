@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cstring>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -55,21 +54,6 @@ double learning_rate(py::handle lr, at::Device device, ScalarTensors& scalars) {
   return 0;
 }
 
-// Returns the tensors of an update. A master is updated in the place of its parameter, its copy.
-UpdateTensors tensors_of(const ParamRow& row) {
-  const at::Tensor* const master = row.state[state::master_param];
-  UpdateTensors tensors{};
-  tensors[kParam] = master ? master : row.param;
-  tensors[kGrad] = row.grad;
-  tensors[kExpAvg] =
-      row.state[state::exp_avg] ? row.state[state::exp_avg] : row.state[state::momentum_buffer];
-  tensors[kExpAvgSq] = row.state[state::exp_avg_sq];
-  tensors[kMaxExpAvgSq] = row.state[state::max_exp_avg_sq];
-  tensors[kCopy] = master ? row.param : row.state[state::autocast_copy];
-  tensors[kStep] = row.state[state::step];
-  return tensors;
-}
-
 // The addresses of a group's last step that overlap nothing. A step at the same addresses is not
 // checked again: a check takes 0.1 us a parameter.
 struct Apart {
@@ -98,63 +82,92 @@ class Step {
   // Returns why kernels cannot make a step with the present gradients, or none.
   std::optional<std::string> why_not(py::handle param_groups) {
     HANDLE_TH_ERRORS
-    const std::unique_lock<std::mutex> lock = locked();
-    ParamTable table(param_groups, {}, written_);
+    ParamTable table(param_groups);
     py::list none;
     for (size_t group = 0; group < table.groups(); ++group) {
-      if (auto why = table.read(group, {}, /*renewed=*/false, none, [](const ParamRow&) {}))
-        return why;
+      if (auto why = table.read(group, {}, none, [](const ParamRow&) {})) return why;
       if (auto why = table.why_not_together(group)) return why;
     }
     return std::nullopt;
     END_HANDLE_TH_ERRORS_PYBIND
   }
 
-  // lr, beta1, beta2, eps, weight_decay, decoupled, maximize
-  using AdamGroup = std::tuple<py::object, double, double, double, double, bool, bool>;
-  // lr, momentum, dampening, weight_decay, nesterov, maximize
-  using SgdGroup = std::tuple<py::object, double, double, double, bool, bool>;
-  using Names = std::vector<std::vector<std::string>>;
-
-  // Launch the step of all groups with the states of these names. Return none after the step, else
+  // Makes the step of all groups with the states of these names. Returns none after the step, else
   // the reason for no step. If states are missing, the gradients of DTensors have been given the
-  // placements of their parameters. `renewed` is as for ParamTable::read.
-  std::optional<StepRefusal> adam(py::handle param_groups, py::handle state, const Names& needed,
-                                  bool renewed, const std::vector<AdamGroup>& groups,
-                                  bool stochastic_rounding,
-                                  const std::optional<ScalarTuple>& scalars) {
+  // placements of their parameters. Everything is read and checked before anything is written.
+  template <class Op>
+  std::optional<StepRefusal> launch(py::handle param_groups, py::handle state,
+                                    const std::vector<std::vector<py::str>>& needed,
+                                    const std::vector<typename Op::Group>& groups,
+                                    const std::optional<ScalarTuple>& tuple) {
     HANDLE_TH_ERRORS
-    const auto options = [&](const AdamGroup& group, double lr) -> AdamOptions {
-      const auto& [_, beta1, beta2, eps, weight_decay, decoupled, maximize] = group;
-      return {lr, beta1, beta2, eps, weight_decay, decoupled, maximize, stochastic_rounding};
-    };
-    return launch<AdamArgs>(kAdam, kAdamNames, Family::adam, adam_, param_groups, state, needed,
-                            renewed, groups, options, scalars);
-    END_HANDLE_TH_ERRORS_PYBIND
-  }
+    const at::NoGradGuard no_grad;
+    ParamTable table(param_groups, state);
+    apart_.resize(table.groups());
 
-  std::optional<StepRefusal> sgd(py::handle param_groups, py::handle state, const Names& needed,
-                                 bool renewed, const std::vector<SgdGroup>& groups,
-                                 bool stochastic_rounding,
-                                 const std::optional<ScalarTuple>& scalars) {
-    HANDLE_TH_ERRORS
-    const auto options = [&](const SgdGroup& group, double lr) -> SgdOptions {
-      const auto& [_, momentum, dampening, weight_decay, nesterov, maximize] = group;
-      return {lr, momentum, dampening, weight_decay, nesterov, maximize, stochastic_rounding};
-    };
-    return launch<SgdArgs>(kSgd, kSgdNames, Family::sgd, sgd_, param_groups, state, needed, renewed,
-                           groups, options, scalars);
+    std::vector<Updates> all;
+    std::vector<typename Op::Args> args;
+    std::vector<ScalarTensors> scalars;  // kept for the launch
+    std::vector<py::list> missing(table.groups());
+    bool is_complete = true;
+    all.reserve(table.groups());
+    for (size_t group = 0; group < table.groups(); ++group) {
+      Updates* updates = nullptr;
+      const auto add = [&](const ParamRow& row) {
+        if (!is_complete) return;
+        if (!updates) {
+          updates = &all.emplace_back(Op::kOp, Op::kNames, table.device());
+          updates->reserve(table.size(group));
+        }
+        updates->add(row.tensors);
+      };
+      if (auto why = table.read(group, states_of(needed.at(group)), missing[group], add))
+        return StepRefusal(*why);
+      is_complete &= missing[group].empty();
+      if (updates && is_complete) {
+        const at::Device device = updates->device();
+        ScalarTensors& own = scalars.emplace_back(scalars_on(device, tuple));
+        const auto options = std::apply(
+            [&](const py::object& lr, auto... others) {
+              return typename Op::Options{learning_rate(lr, device, own), others...};
+            },
+            groups.at(group));
+        args.push_back({updates->list(), options, updates->add_scalars(own)});
+        const auto& [list, _, s] = args.back();
+        const std::array<const float*, 4> addresses{s.lr, s.found_inf, s.inv_scale, s.norm};
+        if (!updates->has_copies() && apart_[group].has(list, addresses)) continue;
+        if (auto why = table.why_not_together(group)) return StepRefusal(*why);
+        updates->check_apart();
+        apart_[group] = {{list.refs, list.refs + list.size}, addresses};
+      } else if (auto why = table.why_not_together(group)) {
+        return StepRefusal(*why);
+      }
+    }
+    if (!is_complete) {
+      redistribute_grads(missing);
+      return StepRefusal(std::move(missing));
+    }
+    RECORD_FUNCTION(Op::kOp, c10::ArrayRef<const c10::IValue>{});
+    std::vector<at::Tensor> kept;  // other threads may drop states without the GIL
+    GilRelease gil;                // destroyed first
+    for (size_t i = 0; i < all.size(); ++i)
+      gil.add(Op::kOp, family_of(args[i]), all[i].device(), numel_of(args[i].list));
+    for (size_t group = 0; gil.is_needed() && group < table.groups(); ++group) {
+      for (const ParamRow& row : table.rows(group)) {
+        for (const at::Tensor* const tensor : row.tensors) {
+          if (tensor) kept.push_back(*tensor);
+        }
+      }
+    }
+    gil.begin();
+    for (size_t i = 0; i < all.size(); ++i) run(Op::kOp, all[i].device(), Op::kLaunch, args[i]);
+    gil.end();
+    table.mark_params_written();
+    return std::nullopt;
     END_HANDLE_TH_ERRORS_PYBIND
   }
 
  private:
-  // Locks the object for one call: another thread may come while the GIL is released.
-  std::unique_lock<std::mutex> locked() {
-    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    TORCH_CHECK(lock, "an optimizer's step() was called while another thread makes one");
-    return lock;
-  }
-
   static void redistribute_grads(const std::vector<py::list>& missing) {
     for (const py::list& params : missing) {
       for (const py::handle param : params) {
@@ -163,84 +176,7 @@ class Step {
     }
   }
 
-  // Everything is read and checked before anything is written.
-  template <class Args, class Group, class OptionsOf>
-  std::optional<StepRefusal> launch(const char* op, const RoleNames& names, Family family,
-                                    void (*launch)(at::Device, const Args&),
-                                    py::handle param_groups, py::handle state, const Names& needed,
-                                    bool renewed, const std::vector<Group>& groups,
-                                    const OptionsOf& options_of,
-                                    const std::optional<ScalarTuple>& tuple) {
-    const at::NoGradGuard no_grad;
-    const std::unique_lock<std::mutex> lock = locked();
-    ParamTable table(param_groups, state, written_);
-    apart_.resize(table.groups());
-
-    std::vector<Updates> all;
-    std::vector<Args> args;
-    std::vector<ScalarTensors> scalars;  // kept for the launch
-    std::vector<py::list> missing(table.groups());
-    bool is_complete = true;
-    all.reserve(table.groups());
-    for (size_t group = 0; group < table.groups(); ++group) {
-      std::vector<state::Name> indices;
-      for (const std::string& name : needed.at(group)) indices.push_back(state_name(name));
-      Updates* updates = nullptr;
-      const auto add = [&](const ParamRow& row) {
-        if (!is_complete) return;
-        if (!updates) {
-          updates = &all.emplace_back(op, names, table.device());
-          updates->reserve(table.size(group));
-        }
-        updates->add(tensors_of(row));
-      };
-      if (auto why = table.read(group, indices, renewed, missing[group], add))
-        return StepRefusal(*why);
-      is_complete &= missing[group].empty();
-      std::optional<std::string> overlap;
-      if (updates && is_complete) {
-        const at::Device device = updates->device();
-        ScalarTensors& own = scalars.emplace_back(scalars_on(device, tuple));
-        const double lr = learning_rate(std::get<0>(groups.at(group)), device, own);
-        args.push_back({updates->list(), options_of(groups[group], lr), updates->add_scalars(own)});
-        const auto& [list, _, s] = args.back();
-        const std::array<const float*, 4> addresses{s.lr, s.found_inf, s.inv_scale, s.norm};
-        if (updates->has_copies() || !apart_[group].has(list, addresses)) {
-          overlap = updates->overlap();
-          if (!overlap) apart_[group] = {{list.refs, list.refs + list.size}, addresses};
-        }
-      }
-      if (overlap || !is_complete) {
-        if (auto why = table.why_not_together(group)) return StepRefusal(*why);
-      }
-      TORCH_CHECK(!overlap, *overlap);
-    }
-    if (!is_complete) {
-      redistribute_grads(missing);
-      return StepRefusal(std::move(missing));
-    }
-    RECORD_FUNCTION(op, c10::ArrayRef<const c10::IValue>{});
-    std::vector<at::Tensor> kept;  // other threads may drop states without the GIL
-    GilRelease gil;                // destroyed first
-    for (const Updates& updates : all)
-      gil.add(op, family, updates.device(), numel_of(updates.list()));
-    for (size_t group = 0; gil.is_needed() && group < table.groups(); ++group) {
-      for (const ParamRow& row : table.rows(group)) {
-        for (const at::Tensor* const tensor : tensors_of(row)) {
-          if (tensor) kept.push_back(*tensor);
-        }
-      }
-    }
-    gil.begin();
-    for (size_t i = 0; i < all.size(); ++i) launch(all[i].device(), args[i]);
-    gil.end();
-    table.finish_step();
-    return std::nullopt;
-  }
-
-  std::mutex mutex_;
-  std::vector<std::optional<Written>> written_;  // by ParamRow::index
-  std::vector<Apart> apart_;                     // by group
+  std::vector<Apart> apart_;  // by group
 };
 
 }  // namespace
@@ -249,8 +185,8 @@ void bind_optim(py::module_& m) {
   py::class_<Step>(m, "OptimizerStep")
       .def(py::init<>())
       .def("why_not", &Step::why_not)
-      .def("adam", &Step::adam)
-      .def("sgd", &Step::sgd);
+      .def("adam", &Step::launch<Adam>)
+      .def("sgd", &Step::launch<Sgd>);
 }
 
 }  // namespace amp_ext

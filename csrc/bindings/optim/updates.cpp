@@ -14,11 +14,6 @@
 
 namespace amp_ext {
 
-const RoleNames kAdamNames = {"params",          "grads",  "exp_avgs", "exp_avg_sqs",
-                              "max_exp_avg_sqs", "copies", "steps"};
-const RoleNames kSgdNames = {"params", "grads", "momentum_buffers", nullptr, nullptr,
-                             "copies", "steps"};
-
 void Updates::reserve(size_t n) { refs_.reserve(n); }
 
 namespace {
@@ -172,7 +167,7 @@ StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
           static_cast<float>(scalars.max_norm.value_or(INFINITY))};
 }
 
-std::optional<std::string> Updates::overlap() const {
+void Updates::check_apart() const {
   std::vector<MemoryUse> uses = other_uses_;
   uses.reserve(uses.size() + kRoles * refs_.size());
   for (size_t i = 0; i < refs_.size(); ++i) {
@@ -189,8 +184,7 @@ std::optional<std::string> Updates::overlap() const {
     add(kCopy, u.copy, u.copy_dtype, u.numel);
     add(kStep, u.step, DType::f32, 1);
   }
-  const std::optional<Overlap> found = find_overlap(std::move(uses));
-  return found ? std::optional(words_of(op_, *found)) : std::nullopt;
+  check_overlap(op_, std::move(uses));
 }
 
 }  // namespace amp_ext

@@ -50,6 +50,17 @@ class Tile {
   float copy_[kTile];
 };
 
+// Replaces elements of an fp32 param that do not round to its copy.
+void replace_stale(const UpdateRef& u, Tile& param, int64_t at, int count) {
+  if (!u.copy) return;
+  Tile stored(u.copy, u.copy_dtype, at, count);
+  const auto* const halves = static_cast<const uint16_t*>(u.copy) + at;
+  uint16_t expected[kTile];
+  param.round_to_nearest(u.copy_dtype, expected);
+  float *const p = param.data(), *const s = stored.data();
+  for (int i = 0; i < count; ++i) p[i] = halves[i] == expected[i] ? p[i] : s[i];
+}
+
 void store_param(const UpdateRef& u, Tile& param, int64_t at, const uint32_t* key, uint32_t first) {
   param.store(key, first, 0, 0);
   if (u.copy)
@@ -69,6 +80,7 @@ void adam(const UpdateRef& u, int64_t begin, int64_t n, const AdamFactors& facto
     const AdamFactors f = factors;  // a copy that no store can change
     const int64_t at = begin + first;
     Tile param(u.param, u.param_dtype, at, count);
+    replace_stale(u, param, at, count);
     Tile grad(u.grad, u.grad_dtype, at, count);
     Tile exp_avg(u.exp_avg, u.exp_avg_dtype, at, count);
     Tile exp_avg_sq(u.exp_avg_sq, u.exp_avg_sq_dtype, at, count);
@@ -106,6 +118,7 @@ void sgd(const UpdateRef& u, int64_t begin, int64_t n, const SgdFactors& factors
     const SgdFactors f = factors;  // a copy that no store can change
     const int64_t at = begin + first;
     Tile param(u.param, u.param_dtype, at, count);
+    replace_stale(u, param, at, count);
     Tile grad(u.grad, u.grad_dtype, at, count);
     float *const p = param.data(), *const g = grad.data();
     if (u.exp_avg) {

@@ -27,7 +27,8 @@ struct UpdateRef {
   void* exp_avg;  // SGD: the momentum buffer
   void* exp_avg_sq;
   void* max_exp_avg_sq;  // has the dtype of exp_avg_sq
-  void* copy;            // receives the updated fp32 param, rounded to copy_dtype
+  void* copy;            // 16 bits: replaces elements of the fp32 param that do not round to it,
+                         // then receives the updated param
   float* step;           // counts the parameter's updates; null for all or for none
   DType param_dtype;
   DType grad_dtype;

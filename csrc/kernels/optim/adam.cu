@@ -36,9 +36,12 @@ struct AdamChunk {
     const uint4 second_bits = exp_avg_sq.template load<kSize>(i);
     uint4 largest_bits{};
     if (largest.data) largest_bits = largest.template load<kSize>(i);
+    uint4 copy_bits{};
+    if (copy.data) copy_bits = copy.load<kSize>(i);
 
     float p[kSize], g[kSize], first[kSize], second[kSize];
     param.widen(param_bits, p);
+    if (copy.data) copy.replace_stale(copy_bits, p);
     grad.widen(grad_bits, g);
     exp_avg.widen(first_bits, first);
     exp_avg_sq.widen(second_bits, second);

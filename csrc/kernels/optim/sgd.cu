@@ -31,9 +31,12 @@ struct SgdChunk {
     const uint4 grad_bits = grad.template load<kSize>(i);
     uint4 momentum_bits{};
     if (momentum.data) momentum_bits = momentum.template load<kSize>(i);
+    uint4 copy_bits{};
+    if (copy.data) copy_bits = copy.load<kSize>(i);
 
     float p[kSize], g[kSize];
     param.widen(param_bits, p);
+    if (copy.data) copy.replace_stale(copy_bits, p);
     grad.widen(grad_bits, g);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) g[j] = used_gradient(factors, g[j], p[j]);

@@ -100,6 +100,19 @@ struct ChunkOf {
     store<kSize>(i, rounded(values));
   }
 
+  // Replaces values that do not round to the loaded bits, of 16-bit elements.
+  template <int kSize>
+  __device__ void replace_stale(uint4 bits, float (&values)[kSize]) const {
+    float stored[kSize];
+    widen(bits, stored);
+    const uint4 expected_bits = rounded(values);
+    uint16_t halves[8], expected[8];
+    memcpy(halves, &bits, sizeof bits);
+    memcpy(expected, &expected_bits, sizeof expected_bits);
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) values[j] = halves[j] == expected[j] ? values[j] : stored[j];
+  }
+
   // Stores values of state, rounded with the bits of noise() from `shift` on.
   template <int kSize>
   __device__ void store_state(int i, const float (&values)[kSize], Rounding rounding, uint32_t pair,
