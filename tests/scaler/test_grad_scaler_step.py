@@ -223,13 +223,19 @@ def test_an_attempt_that_failed_leaves_no_overflow() -> None:
     assert params(good)[0].tolist() == [0.0]
 
 
-@pytest.mark.parametrize("how", ["_scale", "_scale.data"])
+@pytest.mark.parametrize("how", ["_scale", "_scale.data", "NumPy"])
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_scale_that_was_replaced_is_used(shape: tuple[int, ...], how: str) -> None:
-    """A scale that users replace is used; test_grad_scaler_machine.py has other ways to set it."""
+    """A scale that users replace is used; test_grad_scaler_machine.py has other ways to set it.
+
+    NumPy writes it without a new version, as torch.distributed does.
+    """
     scaler, optimizer = started(OURS, 4.0, growth_interval=1), sgd(leaf([4.0]))
     owner = scaler if how == "_scale" else scaler._scale
-    setattr(owner, how.removeprefix("_scale."), torch.full(shape, 2.0))
+    if how == "NumPy":
+        owner.numpy().fill(2.0)
+    else:
+        setattr(owner, how.removeprefix("_scale."), torch.full(shape, 2.0))
     for grad in (2.0, 0.5):  # of the scale that was set, and of the one after
         finish(scaler, optimizer)
         assert grads(optimizer)[0].tolist() == [grad]
@@ -250,15 +256,29 @@ def test_gradients_that_are_repaired_after_unscaling(fused: bool) -> None:
     assert twins.same_outcome(script)[1][2] == 4.0
 
 
-def test_no_launch_makes_the_scalars_of_a_step() -> None:
-    """The last update leaves the factor and found_inf of a step."""
+def test_operators_for_the_scalars_of_a_step() -> None:
+    """The last update leaves found_inf, and on a CPU each step renews the factor once."""
     scaler = started(OURS)
     for fused in (False, True):
         optimizer = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=fused)
         with torch.profiler.profile() as profile:
             finish(scaler, optimizer)
-        launches = {"aten::reciprocal", "aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
-        assert not {event.key for event in profile.key_averages()} & launches
+        counts = {event.key: event.count for event in profile.key_averages()}
+        assert counts["aten::reciprocal"] == 1
+        assert not counts.keys() & {"aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
+
+
+@pytest.mark.fake_cuda
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_launches_of_a_step_cuda(is_distributed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is three launches. Among several processes, one more renews the factor."""
+    monkeypatch.setattr("amp_ext.scaler.loss_scale.is_distributed", lambda: is_distributed)
+    optimizer = amp_ext.optim.SGD([leaf([4.0], device="cuda")], lr=0.5)
+    scaler = started(OURS, device="cuda")
+    finish(scaler, optimizer)  # also verifies the kernels
+    with recorder.recorded() as calls:
+        finish(scaler, optimizer)
+    assert len(calls.of("launch")) == 3 + is_distributed, calls.all
 
 
 @pytest.mark.parametrize(("value", "scale"), [(math.inf, 2.0), (8.0, 4.0)], ids=["inf", "norm"])
