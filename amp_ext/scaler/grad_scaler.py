@@ -428,9 +428,13 @@ class GradScaler(ScalerState):
         if self._allow_no_grads:
             state.found_infs[self._scale.device] = combined([], self._scale.device)
             return
-        # torch's fused step without any gradients does nothing, and needs no check.
+        # A fused step without any gradients does nothing, and needs no check.
         has_grads = any(param.grad is not None for param in params_of(optimizer))
-        if has_grads or state.handover is not Handover.FOUND_INF:
+        is_fused = state.handover is Handover.FOUND_INF or (
+            state.handover is Handover.KERNELS
+            and all(g.get("fused") for g in optimizer.param_groups)
+        )
+        if has_grads or not is_fused:
             raise AssertionError(_NO_CHECKS)
 
     def _step_with_scalars(
