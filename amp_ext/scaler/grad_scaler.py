@@ -460,16 +460,21 @@ class GradScaler(ScalerState):
         if state.norm is not None:
             # Gradients become 0 where the limit is 0, or the quotient is beyond float32.
             divisors.append((state.norm + 1e-6).div_(state.max_norm).clamp_(min=1.0))
-        if getattr(optimizer, "grad_scale", None) is not None:
-            divisors.append(optimizer.grad_scale)
+        preset = getattr(optimizer, "grad_scale", None)
+        if preset is not None:
+            divisors.append(preset)
         found_inf = combined(state.skip_flags(), self._scale.device)
         optimizer.grad_scale = functools.reduce(operator.mul, divisors) if divisors else None
         optimizer.found_inf = found_inf
         old = momenta(optimizer)
         try:
             result = optimizer.step(*args, **kwargs)
+        except BaseException:
+            optimizer.grad_scale = preset  # for another attempt
+            raise
         finally:
-            del optimizer.grad_scale, optimizer.found_inf
+            del optimizer.found_inf
+        del optimizer.grad_scale
         zero_new_momenta(optimizer, old, found_inf)
         return result
 

@@ -97,14 +97,16 @@ def test_gradients_that_come_too_late(fused: bool) -> None:
 
 
 def test_failing_step_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception in the optimizer's step leaves neither stage nor attributes behind."""
+    """An exception in the optimizer's step leaves stage and attributes as they were."""
     optimizer, scaler = optimizer_of(TakesAttributes), started(OURS)
+    optimizer.grad_scale = 0.5
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(TakesAttributes, "step", lambda self: 1 / 0)
         scaler.step(optimizer)
     assert not hasattr(optimizer, "found_inf")
     assert scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
-    assert scaler.step(optimizer)[0] == plain([torch.tensor(4.0), torch.tensor(0.0)])
+    assert scaler.step(optimizer)[0] == plain([torch.tensor(2.0), torch.tensor(0.0)])
+    assert not hasattr(optimizer, "grad_scale")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
