@@ -17,10 +17,10 @@ HOST       all others, such as torch's    ``unscale_``,        optimizer.step() 
 =========  =============================  ===================  =================================
 
 HOST also serves optimizers of :mod:`amp_ext.optim` whose step is overridden, wrapped or hooked, or
-whose scaler overrides ``unscale_``, ``_unscale_grads_`` or ``_maybe_opt_step``: other code sees
-unscaled gradients. Wrappers of torch's LR schedulers do not count; global step hooks do. With
-FOUND_INF, wrappers and hooks see scaled gradients and run in skipped steps, as under torch's
-scaler.
+receives a closure, or whose scaler overrides ``unscale_``, ``_unscale_grads_`` or
+``_maybe_opt_step``: other code sees or makes unscaled gradients. Wrappers of torch's LR schedulers
+do not count; global step hooks do. With FOUND_INF, wrappers and hooks see scaled gradients and run
+in skipped steps, as under torch's scaler.
 
 A step with FOUND_INF leaves ``.grad`` unscaled and clipped, one with KERNELS leaves it as it was.
 
@@ -271,7 +271,7 @@ class GradScaler(ScalerState):
             if state["stage"] is OptState.STEPPED:
                 return super().step(optimizer, *args, **kwargs)
             self._unscale_rest(optimizer, state)
-            self._choose_handover(optimizer, state)
+            self._choose_handover(optimizer, state, args)
             if state["stage"] is OptState.READY:
                 is_host = state.handover is Handover.HOST
                 (self.unscale_ if is_host else self._check_inf_per_device)(optimizer)
@@ -409,10 +409,16 @@ class GradScaler(ScalerState):
             return Handover.HOST
         return handover_of(target)
 
-    def _choose_handover(self, optimizer: Optimizer, state: StepState) -> None:
+    def _choose_handover(self, optimizer: Optimizer, state: StepState, args: Any) -> None:
         """Set the hand-over, or keep that of a clip, whose step and norm must be as they were."""
+        has_closure = isinstance(optimizer, KernelStep) and any(arg is not None for arg in args)
         if state.norm is None:
-            state.handover = self._handover(optimizer)
+            state.handover = Handover.HOST if has_closure else self._handover(optimizer)
+        elif has_closure:
+            raise RuntimeError(
+                "GradScaler.step: clip_grad_norm_() has left clipping to this step: expected no "
+                "closure. Clip parameters instead of the optimizer."
+            )
         elif isinstance(optimizer, KernelStep) and optimizer._is_observed:
             raise RuntimeError(
                 "GradScaler.step: optimizer: expected the step() to which clip_grad_norm_() has "

@@ -136,6 +136,15 @@ def test_positional_closure(make: Any, fused: bool) -> None:
         assert params(optimizer)[0].tolist() == [0.5, 0.0]
 
 
+@pytest.mark.parametrize(("value", "results"), [(8.0, (0.0, 2.0)), (math.inf, (1.0, math.inf))])
+def test_a_closure_makes_gradients(value: float, results: tuple[float, float]) -> None:
+    """A closure's gradient is not divided by the scale, and an overflow leaves it uncalled."""
+    optimizer = amp_ext.optim.SGD([leaf(value)], lr=0.5, fused=True)
+    (param,) = params(optimizer)
+    started(OURS).step(optimizer, lambda: param.grad.fill_(2.0))
+    assert (param.item(), param.grad.item()) == results
+
+
 @pytest.mark.parametrize("flags", [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)], ids=str)
 def test_found_inf_of_several_devices_is_never_more_than_one(flags: tuple[float, float]) -> None:
     """found_inf of several devices is at most 1: torch's fused optimizers skip at 1 alone."""
@@ -358,10 +367,12 @@ def test_a_watched_step_sees_unscaled_gradients(way: str, clips: bool) -> None:
     assert scaler.step_was_skipped
 
 
-def test_a_step_wrapped_after_the_clip_is_refused() -> None:
-    """A step wrapped after the clip is refused: its wrapper would see scaled gradients."""
+def test_a_step_watched_after_the_clip_is_refused() -> None:
+    """A wrapper after the clip would see scaled gradients, and a closure's would be clipped."""
     optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(OURS)
     scaler.clip_grad_norm_(optimizer, 1.0)
+    with pytest.raises(RuntimeError, match=r"no closure\. Clip parameters instead"):
+        scaler.step(optimizer, lambda: pytest.fail("the closure was called"))
     step = optimizer.step
     replace_step(optimizer, "instance", lambda: None)
     with pytest.raises(RuntimeError, match=r"wrapped or hooked since\. Wrap it before clip_grad"):
