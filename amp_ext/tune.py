@@ -135,7 +135,7 @@ def tune(seconds: float = 30.0) -> Iterator[list[Tuned]]:
 
 def _refuse_several_processes() -> None:
     processes = torch.distributed.get_world_size() if is_distributed() else 1
-    if max(processes, int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+    if max(processes, int(os.environ.get("WORLD_SIZE") or "1")) > 1:
         raise RuntimeError(
             "amp_ext.tune: the processes of a distributed training would choose differently; "
             "measure in one process before it, such as with: python -m amp_ext tune SCRIPT"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from amp_ext.autocast import autocast
@@ -53,6 +54,11 @@ def check_module(function: str, module: nn.Module) -> None:
             "torch.compile, TorchScript, torch.fx and some wrappers leave it. Call "
             f"{function} before them."
         )
+    if is_parametrized(module) and not hasattr(type(module), "_has_casts"):
+        raise TypeError(
+            f"{function}: module: expected no parametrizations, got a {name}. Call {function} "
+            "before register_parametrization, which puts a class on the module."
+        )
     for key, tensor in chain(module.named_parameters(), module.named_buffers()):
         if tensor.dtype in HALVES:
             raise ValueError(
@@ -64,7 +70,9 @@ def check_module(function: str, module: nn.Module) -> None:
 def give_casts(module: nn.Module, casts: Casts) -> None:
     """Set the casts of a module in place."""
     module._casts = casts
-    module.__class__ = _casting(getattr(type(module), "_class_without_casts", type(module)))
+    # Others may have put a class on the one with casts. It stays.
+    if not hasattr(type(module), "_has_casts"):
+        module.__class__ = _casting(type(module))
 
 
 def device_type_of(module: nn.Module, arguments: Any = ()) -> str:
@@ -97,7 +105,7 @@ def _casting(cls: type[nn.Module]) -> type[nn.Module]:
             return _new, (cls, *args[1:]), *rest
         return make, args, *rest
 
-    names = {"forward": forward, "__reduce_ex__": __reduce_ex__, "_class_without_casts": cls}
+    names = {"forward": forward, "__reduce_ex__": __reduce_ex__, "_has_casts": True}
     names |= {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     casting = type(cls)(cls.__name__, (cls,), names)
     return casting

@@ -47,7 +47,8 @@ def apply_policy(
         ``module``.
 
     Raises:
-        TypeError: ``module`` is no module, or has another ``forward`` than its class.
+        TypeError: ``module`` is no module, has another ``forward`` than its class, or had
+            parametrizations before its first policy.
         ValueError: another policy, as "float16", which would keep variables in float16; 16-bit
             parameters; no module is of the classes in ``only``; the ``out_proj`` of
             ``nn.MultiheadAttention``, since it is never called. No module has changed then.

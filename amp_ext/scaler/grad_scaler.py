@@ -17,10 +17,10 @@ HOST       all others, such as torch's    ``unscale_``,        optimizer.step() 
 =========  =============================  ===================  =================================
 
 HOST also serves optimizers of :mod:`amp_ext.optim` whose step is overridden, wrapped or hooked, or
-whose scaler overrides ``unscale_``, ``_unscale_grads_`` or ``_maybe_opt_step``: other code sees
-unscaled gradients. Wrappers of torch's LR schedulers do not count; global step hooks do. With
-FOUND_INF, wrappers and hooks see scaled gradients and run in skipped steps, as under torch's
-scaler.
+receives a closure, or whose scaler overrides ``unscale_``, ``_unscale_grads_`` or
+``_maybe_opt_step``: other code sees or makes unscaled gradients. Wrappers of torch's LR schedulers
+do not count; global step hooks do. With FOUND_INF, wrappers and hooks see scaled gradients and run
+in skipped steps, as under torch's scaler.
 
 A step with FOUND_INF leaves ``.grad`` unscaled and clipped, one with KERNELS leaves it as it was.
 
@@ -271,7 +271,7 @@ class GradScaler(ScalerState):
             if state["stage"] is OptState.STEPPED:
                 return super().step(optimizer, *args, **kwargs)
             self._unscale_rest(optimizer, state)
-            self._choose_handover(optimizer, state)
+            self._choose_handover(optimizer, state, args)
             if state["stage"] is OptState.READY:
                 is_host = state.handover is Handover.HOST
                 (self.unscale_ if is_host else self._check_inf_per_device)(optimizer)
@@ -409,10 +409,16 @@ class GradScaler(ScalerState):
             return Handover.HOST
         return handover_of(target)
 
-    def _choose_handover(self, optimizer: Optimizer, state: StepState) -> None:
+    def _choose_handover(self, optimizer: Optimizer, state: StepState, args: Any) -> None:
         """Set the hand-over, or keep that of a clip, whose step and norm must be as they were."""
+        has_closure = isinstance(optimizer, KernelStep) and any(arg is not None for arg in args)
         if state.norm is None:
-            state.handover = self._handover(optimizer)
+            state.handover = Handover.HOST if has_closure else self._handover(optimizer)
+        elif has_closure:
+            raise RuntimeError(
+                "GradScaler.step: clip_grad_norm_() has left clipping to this step: expected no "
+                "closure. Clip parameters instead of the optimizer."
+            )
         elif isinstance(optimizer, KernelStep) and optimizer._is_observed:
             raise RuntimeError(
                 "GradScaler.step: optimizer: expected the step() to which clip_grad_norm_() has "
@@ -428,9 +434,13 @@ class GradScaler(ScalerState):
         if self._allow_no_grads:
             state.found_infs[self._scale.device] = combined([], self._scale.device)
             return
-        # torch's fused step without any gradients does nothing, and needs no check.
+        # A fused step without any gradients does nothing, and needs no check.
         has_grads = any(param.grad is not None for param in params_of(optimizer))
-        if has_grads or state.handover is not Handover.FOUND_INF:
+        is_fused = state.handover is Handover.FOUND_INF or (
+            state.handover is Handover.KERNELS
+            and all(g.get("fused") for g in optimizer.param_groups)
+        )
+        if has_grads or not is_fused:
             raise AssertionError(_NO_CHECKS)
 
     def _step_with_scalars(
@@ -456,16 +466,21 @@ class GradScaler(ScalerState):
         if state.norm is not None:
             # Gradients become 0 where the limit is 0, or the quotient is beyond float32.
             divisors.append((state.norm + 1e-6).div_(state.max_norm).clamp_(min=1.0))
-        if getattr(optimizer, "grad_scale", None) is not None:
-            divisors.append(optimizer.grad_scale)
+        preset = getattr(optimizer, "grad_scale", None)
+        if preset is not None:
+            divisors.append(preset)
         found_inf = combined(state.skip_flags(), self._scale.device)
         optimizer.grad_scale = functools.reduce(operator.mul, divisors) if divisors else None
         optimizer.found_inf = found_inf
         old = momenta(optimizer)
         try:
             result = optimizer.step(*args, **kwargs)
+        except BaseException:
+            optimizer.grad_scale = preset  # for another attempt
+            raise
         finally:
-            del optimizer.grad_scale, optimizer.found_inf
+            del optimizer.found_inf
+        del optimizer.grad_scale
         zero_new_momenta(optimizer, old, found_inf)
         return result
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import ops
+from amp_ext.scaler.processes import is_distributed
 from amp_ext.scaler.step_state import StepState
 
 
@@ -47,12 +48,17 @@ class LossScale:
         self.consecutive_skips = number(0, torch.int64) if counts_consecutive else None
         self.hysteresis_tracker = number(hysteresis_tracker, torch.int32)
         self._is_flag_taken = False
-        self._seen: tuple[Any, ...] | None = None
+        self._seen: tuple[Any, ...] = (None,)
 
     def sync(self, scale: Tensor) -> None:
-        """Renew the reciprocal if the scale has been written or replaced."""
+        """Renew the reciprocal if the scale may have been written or replaced.
+
+        NumPy and torch.distributed write it without a new version. Each step renews it, except on
+        one GPU, where that would be a launch for little.
+        """
+        is_due = not self._is_flag_taken and (scale.device.type == "cpu" or is_distributed())
         seen = self._seen
-        if seen is None or seen[0] is not scale or seen[1:] != (scale.data_ptr(), scale._version):
+        if is_due or seen[0] is not scale or seen[1:] != (scale.data_ptr(), scale._version):
             torch.reciprocal(scale.detach().reshape(()), out=self.inv_scale)
             self._note(scale)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import amp_ext
 from amp_ext.compat.apex import amp
@@ -89,6 +90,11 @@ def test_compiled_modules_cast(give: Callable[..., Any]) -> None:
         (lambda model: torch.compile(model, backend="eager"), TypeError, "of its class"),
         (torch.jit.script, TypeError, "of its class"),
         (torch.fx.symbolic_trace, TypeError, "of its class"),
+        (
+            lambda model: parametrize.register_parametrization(model, "weight", nn.Identity()),
+            TypeError,
+            "no parametrizations, got a ParametrizedLinear",
+        ),
         (lambda model: model.half(), ValueError, r"weight: expected torch.float32, got .*float16"),
     ],
 )
@@ -96,9 +102,19 @@ def test_compiled_modules_cast(give: Callable[..., Any]) -> None:
 def test_modules_that_cannot_cast(
     give: Callable[..., Any], spoil: Callable[..., Any], error: type[Exception], text: str
 ) -> None:
-    """A module with a replaced forward or with 16-bit parameters is refused."""
+    """A module with a replaced forward, parametrizations or 16-bit parameters is refused."""
     with pytest.raises(error, match=text):
         give(spoil(nn.Linear(2, 2)))
+
+
+def test_a_class_that_is_put_on_casts_stays() -> None:
+    """A second policy changes the casts below a class that was put on the module, and only them."""
+    layer = apply_policy(nn.Linear(8, 4), "float32")
+    parametrize.register_parametrization(layer, "weight", nn.Identity())
+    apply_policy(layer, "mixed_bfloat16")
+    assert parametrize.is_parametrized(layer) and layer(X).dtype == BF16
+    parametrize.remove_parametrizations(layer, "weight")
+    assert apply_policy(layer, "mixed_float16")(X).dtype == FP16
 
 
 def test_nested_arguments_and_results_are_cast() -> None:

@@ -97,14 +97,16 @@ def test_gradients_that_come_too_late(fused: bool) -> None:
 
 
 def test_failing_step_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception in the optimizer's step leaves neither stage nor attributes behind."""
+    """An exception in the optimizer's step leaves stage and attributes as they were."""
     optimizer, scaler = optimizer_of(TakesAttributes), started(OURS)
+    optimizer.grad_scale = 0.5
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(TakesAttributes, "step", lambda self: 1 / 0)
         scaler.step(optimizer)
     assert not hasattr(optimizer, "found_inf")
     assert scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
-    assert scaler.step(optimizer)[0] == plain([torch.tensor(4.0), torch.tensor(0.0)])
+    assert scaler.step(optimizer)[0] == plain([torch.tensor(2.0), torch.tensor(0.0)])
+    assert not hasattr(optimizer, "grad_scale")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -132,6 +134,15 @@ def test_positional_closure(make: Any, fused: bool) -> None:
         optimizer = make([leaf([4.0, 8.0])], lr=0.5, fused=fused)
         assert started(OURS).step(optimizer, closure) == result
         assert params(optimizer)[0].tolist() == [0.5, 0.0]
+
+
+@pytest.mark.parametrize(("value", "results"), [(8.0, (0.0, 2.0)), (math.inf, (1.0, math.inf))])
+def test_a_closure_makes_gradients(value: float, results: tuple[float, float]) -> None:
+    """A closure's gradient is not divided by the scale, and an overflow leaves it uncalled."""
+    optimizer = amp_ext.optim.SGD([leaf(value)], lr=0.5, fused=True)
+    (param,) = params(optimizer)
+    started(OURS).step(optimizer, lambda: param.grad.fill_(2.0))
+    assert (param.item(), param.grad.item()) == results
 
 
 @pytest.mark.parametrize("flags", [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)], ids=str)
@@ -223,13 +234,19 @@ def test_an_attempt_that_failed_leaves_no_overflow() -> None:
     assert params(good)[0].tolist() == [0.0]
 
 
-@pytest.mark.parametrize("how", ["_scale", "_scale.data"])
+@pytest.mark.parametrize("how", ["_scale", "_scale.data", "NumPy"])
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_scale_that_was_replaced_is_used(shape: tuple[int, ...], how: str) -> None:
-    """A scale that users replace is used; test_grad_scaler_machine.py has other ways to set it."""
+    """A scale that users replace is used; test_grad_scaler_machine.py has other ways to set it.
+
+    NumPy writes it without a new version, as torch.distributed does.
+    """
     scaler, optimizer = started(OURS, 4.0, growth_interval=1), sgd(leaf([4.0]))
     owner = scaler if how == "_scale" else scaler._scale
-    setattr(owner, how.removeprefix("_scale."), torch.full(shape, 2.0))
+    if how == "NumPy":
+        owner.numpy().fill(2.0)
+    else:
+        setattr(owner, how.removeprefix("_scale."), torch.full(shape, 2.0))
     for grad in (2.0, 0.5):  # of the scale that was set, and of the one after
         finish(scaler, optimizer)
         assert grads(optimizer)[0].tolist() == [grad]
@@ -250,15 +267,29 @@ def test_gradients_that_are_repaired_after_unscaling(fused: bool) -> None:
     assert twins.same_outcome(script)[1][2] == 4.0
 
 
-def test_no_launch_makes_the_scalars_of_a_step() -> None:
-    """The last update leaves the factor and found_inf of a step."""
+def test_operators_for_the_scalars_of_a_step() -> None:
+    """The last update leaves found_inf, and on a CPU each step renews the factor once."""
     scaler = started(OURS)
     for fused in (False, True):
         optimizer = torch.optim.SGD([leaf([4.0])], lr=0.5, fused=fused)
         with torch.profiler.profile() as profile:
             finish(scaler, optimizer)
-        launches = {"aten::reciprocal", "aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
-        assert not {event.key for event in profile.key_averages()} & launches
+        counts = {event.key: event.count for event in profile.key_averages()}
+        assert counts["aten::reciprocal"] == 1
+        assert not counts.keys() & {"aten::zeros", "aten::zero_", "aten::fill_", "aten::copy_"}
+
+
+@pytest.mark.fake_cuda
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_launches_of_a_step_cuda(is_distributed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is three launches. Among several processes, one more renews the factor."""
+    monkeypatch.setattr("amp_ext.scaler.loss_scale.is_distributed", lambda: is_distributed)
+    optimizer = amp_ext.optim.SGD([leaf([4.0], device="cuda")], lr=0.5)
+    scaler = started(OURS, device="cuda")
+    finish(scaler, optimizer)  # also verifies the kernels
+    with recorder.recorded() as calls:
+        finish(scaler, optimizer)
+    assert len(calls.of("launch")) == 3 + is_distributed, calls.all
 
 
 @pytest.mark.parametrize(("value", "scale"), [(math.inf, 2.0), (8.0, 4.0)], ids=["inf", "norm"])
@@ -336,10 +367,12 @@ def test_a_watched_step_sees_unscaled_gradients(way: str, clips: bool) -> None:
     assert scaler.step_was_skipped
 
 
-def test_a_step_wrapped_after_the_clip_is_refused() -> None:
-    """A step wrapped after the clip is refused: its wrapper would see scaled gradients."""
+def test_a_step_watched_after_the_clip_is_refused() -> None:
+    """A wrapper after the clip would see scaled gradients, and a closure's would be clipped."""
     optimizer, scaler = amp_ext.optim.SGD([leaf([8.0])], lr=0.5), started(OURS)
     scaler.clip_grad_norm_(optimizer, 1.0)
+    with pytest.raises(RuntimeError, match=r"no closure\. Clip parameters instead"):
+        scaler.step(optimizer, lambda: pytest.fail("the closure was called"))
     step = optimizer.step
     replace_step(optimizer, "instance", lambda: None)
     with pytest.raises(RuntimeError, match=r"wrapped or hooked since\. Wrap it before clip_grad"):

@@ -104,7 +104,8 @@ def initialize(
         ``(models, optimizers)`` as they were given; ``models`` where ``optimizers`` is None.
 
     Raises:
-        TypeError: ``models`` or ``optimizers`` are of another type, or a model is compiled.
+        TypeError: ``models`` or ``optimizers`` are of another type, or a model is compiled or
+            parametrized.
         RuntimeError: a model is wrapped for several devices; an optimizer was prepared before; an
             optimizer cannot have the chosen master weights.
         ValueError: an option has an impossible value, or a model has 16-bit parameters.
