@@ -296,7 +296,7 @@ def update_scale_(
     Args:
         scale: float32, 1 element, in place.
         growth_tracker: int32, 1 element, in place: steps without overflow since the last change.
-        found_infs: float32 tensors of 1 element, at least one.
+        found_infs: from 1 to 448 float32 tensors of 1 element.
         growth_factor: multiplies the scale once the tracker has reached ``growth_interval``, unless
             the result is infinite.
         min_scale: a backoff stops here; the smallest normal float32 (2**-126) when None.

@@ -162,6 +162,8 @@ class KernelStep(Optimizer):
         return loss
 
     def _why_options(self) -> str | None:
+        if not type(self)._init_group.__module__.startswith("torch.optim"):
+            return "_init_group is overridden"
         whys = (self._why_option(group) for group in self.param_groups)
         return next((why for why in whys if why is not None), None)
 

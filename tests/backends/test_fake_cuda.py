@@ -128,7 +128,7 @@ for count in (42, 43, 256, 257, 1344, 1345):
     amp_ext.ops.unscale_(grads, found_inf, one / 2)
     assert all(grad.tolist() == [2.0, 2.0] for grad in grads)
 tracker = torch.zeros((), device="cuda", dtype=torch.int32)
-for count in (16, 17, 448, 449):
+for count in (16, 17, 447, 448):
     amp_ext.ops.update_scale_(one, tracker, [found_inf] * count, 2.0, 0.5, 1)
 print(one.item())
 """

@@ -105,7 +105,7 @@ FAULTS: list[Fault] = [
     ("grad_norm", "norms", lambda t: t[:2], "norms must have shape [3], got shape [2]"),
     ("grad_norm", "norms", holes, "norms must be contiguous, got strides [2]"),
     ("update_scale_", "next_step", lambda t: t[:2], "next_step must have shape [3], got shape"),
-    ("update_scale_", "found_infs", lambda _: [], "found_infs must hold at least one tensor"),
+    ("update_scale_", "found_infs", lambda _: [], "found_infs must hold from 1 to 448 tensors, got 0"),
     ("update_scale_", "hysteresis", lambda _: 0, "hysteresis must be from 1 to 2147483647, got 0"),
     ("update_scale_", "hysteresis_tracker", lambda _: None, "got None"),
     ("cast_", "inputs", lambda x: x[:2], "inputs must have as many tensors as outputs, 3, got 2"),

@@ -28,16 +28,8 @@ bool overlap(const MemoryRange& a, const MemoryRange& b) {
 }  // namespace
 
 std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses) {
-  // Most of a list that is read lies outside of all written memory, and needs no sorting.
-  uintptr_t begin = UINTPTR_MAX, end = 0;
-  for (const MemoryUse& use : uses) {
-    if (!use.is_written || use.range.is_empty()) continue;
-    begin = std::min(begin, use.range.begin);
-    end = std::max(end, use.range.end);
-  }
-  std::erase_if(uses, [=](const MemoryUse& use) {
-    return use.range.is_empty() || use.range.end <= begin || use.range.begin >= end;
-  });
+  std::erase_if(uses, [](const MemoryUse& use) { return use.range.is_empty(); });
+  if (std::ranges::none_of(uses, &MemoryUse::is_written)) return std::nullopt;
   const auto begin_of = [](const MemoryUse& use) { return use.range.begin; };
   const auto end_of = [](const MemoryUse& use) {
     return use.first_bytes > 0 ? use.range.begin + use.first_bytes : use.range.end;

@@ -17,36 +17,23 @@ void check_strided(const char* op, const char* name, const at::Tensor& tensor, a
               " must be a strided tensor, got layout ", tensor.layout());
 }
 
-template <class T>
-constexpr const char* kWords = nullptr;
-template <>
-constexpr const char* kWords<float> = "a float tensor";
-template <>
-constexpr const char* kWords<int32_t> = "an int tensor";
-template <>
-constexpr const char* kWords<int64_t> = "a long tensor";
-
-template <class T>
-T* checked_data(const char* op, const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, op, ": ", name,
-              " must be ", kWords<T>, ", got ", tensor.scalar_type());
+void* checked_data(const char* op, const char* name, const at::Tensor& tensor,
+                   at::ScalarType type) {
+  TORCH_CHECK(tensor.scalar_type() == type, op, ": ", name, " must be a ", type, " tensor, got ",
+              tensor.scalar_type());
   check_not_negated(op, name, tensor);
-  return static_cast<T*>(checked_memory(op, name, tensor, Access::write).data());
+  return checked_memory(op, name, tensor, Access::write).data();
 }
 
 }  // namespace
 
-template <class T>
-T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
+void* one_element(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType type,
+                  at::Device device) {
   check_strided(op, name, tensor, device);
   TORCH_CHECK(tensor.numel() == 1, op, ": ", name, " must be a 1-element tensor, got shape ",
               tensor.sizes());
-  return checked_data<T>(op, name, tensor);
+  return checked_data(op, name, tensor, type);
 }
-
-template float* one_element(const char*, const char*, const at::Tensor&, at::Device);
-template int32_t* one_element(const char*, const char*, const at::Tensor&, at::Device);
-template int64_t* one_element(const char*, const char*, const at::Tensor&, at::Device);
 
 float* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
                 at::Device device) {
@@ -55,7 +42,7 @@ float* elements(const char* op, const char* name, const at::Tensor& tensor, int6
               size, "], got shape ", tensor.sizes());
   TORCH_CHECK(tensor.is_contiguous(), op, ": ", name, " must be contiguous, got strides ",
               tensor.strides());
-  return checked_data<float>(op, name, tensor);
+  return static_cast<float*>(checked_data(op, name, tensor, at::kFloat));
 }
 
 void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_given) {
@@ -166,14 +153,7 @@ void GradList::add(const at::Tensor& grad) {
   refs_.push_back({copy.mutable_data_ptr(), copy.numel(), 0, dtype});
 }
 
-int64_t GradList::numel() const {
-  int64_t total = 0;
-  for (const TensorRef& t : refs_) total += t.numel;
-  return total;
-}
-
 void GradList::add_to(std::vector<MemoryUse>& uses) const {
-  if (is_apart_) return;
   const size_t first = uses.size();
   for (size_t i = 0; i < refs_.size(); ++i) {
     const TensorRef& ref = refs_[i];

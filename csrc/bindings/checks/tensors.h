@@ -24,10 +24,10 @@ void check_device(const char* op, const Name& name, const at::Tensor& tensor, at
               tensor.device(), " and others are on ", device);
 }
 
-// Returns a pointer to the one element of `tensor`. Throws unless it has one element of T's dtype,
+// Returns a pointer to the one element of `tensor`. Throws unless it has one element of this type,
 // in memory of its own and as it is stored there, and lies on `device`.
-template <class T>
-T* one_element(const char* op, const char* name, const at::Tensor& tensor, at::Device device);
+void* one_element(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType type,
+                  at::Device device);
 
 // Returns a pointer to the elements of `tensor`. Throws likewise unless it is a contiguous float32
 // tensor of shape [size].
@@ -82,6 +82,11 @@ class GradList {
  public:
   GradList(const char* op, Access access, at::Device device)
       : op_(op), access_(access), device_(device) {}
+  GradList(const char* op, Access access, at::TensorList grads, at::Device device)
+      : GradList(op, access, device) {
+    reserve(grads.size());
+    for (const at::Tensor& grad : grads) add(grad);
+  }
 
   void reserve(size_t n);
 
@@ -100,11 +105,9 @@ class GradList {
   at::Device device() const { return device_; }
   const char* op() const { return op_; }
   bool is_written() const { return access_ == Access::write; }
-  int64_t numel() const;
 
-  // Appends the memory of all tensors; nothing if the list is known to overlap nothing.
+  // Appends the memory of all tensors.
   void add_to(std::vector<MemoryUse>& uses) const;
-  void set_apart() { is_apart_ = true; }
 
  private:
   // A view with holes, where it lies, and the dense copy that kernels work on.
@@ -119,7 +122,6 @@ class GradList {
   Access access_;
   at::Device device_;
   bool records_gradients_ = at::GradMode::is_enabled();
-  bool is_apart_ = false;
   std::vector<TensorRef> refs_;
   std::vector<c10::TensorImpl*> written_;
   std::vector<Gathered> gathered_;
@@ -130,26 +132,20 @@ class Arguments {
  public:
   Arguments(const char* op, at::Device device) : op_(op), device_(device) {}
 
-  // Returns one_element, or null for no tensor.
-  template <class T>
-  const T* read(const char* name, const at::Tensor& tensor) {
-    const T* const data = one_element<T>(op_, name, tensor, device_);
-    read_tensor(name, tensor);
-    return data;
-  }
+  // Return one_element, or null for no tensor.
   template <class T>
   const T* read(const char* name, const std::optional<at::Tensor>& tensor) {
-    return tensor ? read<T>(name, *tensor) : nullptr;
-  }
-  template <class T>
-  T* write(const char* name, const at::Tensor& tensor) {
-    T* const data = one_element<T>(op_, name, tensor, device_);
-    write_tensor(name, tensor);
+    if (!tensor) return nullptr;
+    const T* const data = element<T>(name, *tensor);
+    read_tensor(name, *tensor);
     return data;
   }
   template <class T>
   T* write(const char* name, const std::optional<at::Tensor>& tensor) {
-    return tensor ? write<T>(name, *tensor) : nullptr;
+    if (!tensor) return nullptr;
+    T* const data = element<T>(name, *tensor);
+    write_tensor(name, *tensor);
+    return data;
   }
 
   // Returns elements, or null for no tensor.
@@ -177,6 +173,12 @@ class Arguments {
   void mark_written() const;
 
  private:
+  template <class T>
+  T* element(const char* name, const at::Tensor& tensor) const {
+    constexpr auto type = c10::CppTypeToScalarType<T>::value;
+    return static_cast<T*>(one_element(op_, name, tensor, type, device_));
+  }
+
   const char* op_;
   at::Device device_;
   c10::SmallVector<MemoryUse, 4> uses_;

@@ -1,27 +1,21 @@
 // check_finite.
 #include "backends/backends.h"
 #include "backends/triton.h"
-#include "lists/lists.h"
+#include "checks/tensors.h"
 #include "op.h"
 
 namespace amp_ext {
 
-void check_finite(GradList& grads, const at::Tensor& found_inf) {
-  const at::Device device = grads.device();
-  Arguments arguments(grads.op(), device);
-  CheckFiniteArgs args{};
-  args.found_inf = arguments.write<float>("found_inf", found_inf);
-  arguments.check_apart(&grads);
-  args.grads = grads.args();
-  run(grads.op(), device, &Backend::check_finite, args);
-  arguments.mark_written();
-}
-
 namespace {
 
 void check_finite_op(at::TensorList grads, at::Tensor& found_inf) {
-  GradList list = checked("amp_ext::check_finite", Access::read, grads, found_inf.device());
-  check_finite(list, found_inf);
+  constexpr auto op = "amp_ext::check_finite";
+  const GradList list(op, Access::read, grads, found_inf.device());
+  Arguments arguments(op, found_inf.device());
+  float* const flag = arguments.write<float>("found_inf", found_inf);
+  arguments.check_apart(&list);
+  run(op, list.device(), &Backend::check_finite, CheckFiniteArgs{list.args(), flag});
+  arguments.mark_written();
 }
 
 }  // namespace

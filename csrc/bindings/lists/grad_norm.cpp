@@ -3,36 +3,30 @@
 
 #include "backends/backends.h"
 #include "backends/triton.h"
-#include "lists/lists.h"
+#include "checks/tensors.h"
 #include "op.h"
 
 namespace amp_ext {
-
-at::Tensor grad_norm(const GradList& grads, const at::Tensor& found_inf,
-                     const std::optional<at::Tensor>& inv_scale,
-                     const std::optional<at::Tensor>& norms) {
-  const at::Device device = grads.device();
-  Arguments arguments(grads.op(), device);
-  GradNormArgs args{};
-  args.grads = grads.args();
-  args.found_inf = arguments.write<float>("found_inf", found_inf);
-  args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
-  args.norms = arguments.write_all("norms", norms, args.grads.size);
-  arguments.check_apart(&grads);
-  const at::Tensor norm = at::empty({}, found_inf.options());
-  args.norm = norm.mutable_data_ptr<float>();
-  run(grads.op(), device, &Backend::grad_norm, args);
-  arguments.mark_written();
-  return norm;
-}
 
 namespace {
 
 at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
                         const std::optional<at::Tensor>& inv_scale,
                         const std::optional<at::Tensor>& norms) {
-  const GradList list = checked("amp_ext::grad_norm", Access::read, grads, found_inf.device());
-  return grad_norm(list, found_inf, inv_scale, norms);
+  constexpr auto op = "amp_ext::grad_norm";
+  const GradList list(op, Access::read, grads, found_inf.device());
+  Arguments arguments(op, found_inf.device());
+  GradNormArgs args{};
+  args.grads = list.args();
+  args.found_inf = arguments.write<float>("found_inf", found_inf);
+  args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
+  args.norms = arguments.write_all("norms", norms, args.grads.size);
+  arguments.check_apart(&list);
+  const at::Tensor norm = at::empty({}, found_inf.options());
+  args.norm = norm.mutable_data_ptr<float>();
+  run(op, list.device(), &Backend::grad_norm, args);
+  arguments.mark_written();
+  return norm;
 }
 
 }  // namespace

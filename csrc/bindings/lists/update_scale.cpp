@@ -1,6 +1,4 @@
 // update_scale_.
-#include <ATen/ops/cat.h>
-
 #include <algorithm>
 #include <cfloat>
 #include <vector>
@@ -22,7 +20,9 @@ void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorLi
                      const OptionalTensor& skipped_steps, const OptionalTensor& next_step) {
   constexpr auto op = "amp_ext::update_scale_";
   const at::Device device = scale.device();
-  TORCH_CHECK(!found_infs.empty(), op, ": found_infs must hold at least one tensor, got none");
+  TORCH_CHECK(!found_infs.empty() && found_infs.size() <= kMaxFoundInfs, op,
+              ": found_infs must hold from 1 to ", kMaxFoundInfs, " tensors, got ",
+              found_infs.size());
   TORCH_CHECK(hysteresis >= 1 && hysteresis <= INT32_MAX, op,
               ": hysteresis must be from 1 to 2147483647, got ", hysteresis);
   TORCH_CHECK(!min_scale || (*min_scale >= 0 && *min_scale <= FLT_MAX), op,
@@ -47,19 +47,12 @@ void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorLi
   std::vector<const float*> pointers;
   pointers.reserve(found_infs.size());
   for (const at::Tensor& found_inf : found_infs) {
-    const float* found = one_element<float>(op, "found_inf", found_inf, device);
-    if (!update.next_step || found != update.next_step + NextStep::kFoundInf)
-      found = arguments.read<float>("found_inf", found_inf);
-    pointers.push_back(found);
+    const void* const data = one_element(op, "found_inf", found_inf, at::kFloat, device);
+    const bool is_own = update.next_step && data == update.next_step + NextStep::kFoundInf;
+    if (!is_own) arguments.read<float>("found_inf", found_inf);
+    pointers.push_back(static_cast<const float*>(data));
   }
   arguments.check_apart();
-  at::Tensor any;
-  if (found_infs.size() > kMaxFoundInfs) {  // more than fit the kernel's parameters
-    std::vector<at::Tensor> flat;
-    for (const at::Tensor& found_inf : found_infs) flat.push_back(found_inf.reshape(-1));
-    any = at::cat(flat).ne(0).any().to(at::kFloat);
-    pointers = {any.const_data_ptr<float>()};
-  }
   args.found_infs = pointers.data();
   args.found_inf_count = static_cast<int64_t>(pointers.size());
   run(op, device, &Backend::update_scale, args);

@@ -156,9 +156,9 @@ StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
   const auto element = [&](const char* name, const std::optional<at::Tensor>& tensor,
                            Access access) -> float* {
     if (!tensor) return nullptr;
-    float* const data = one_element<float>(op_, name, *tensor, device_);
+    void* const data = one_element(op_, name, *tensor, at::kFloat, device_);
     other_uses_.push_back({{data, sizeof(float)}, name, -1, access == Access::write});
-    return data;
+    return static_cast<float*>(data);
   };
   return {element("tensor_lr", scalars.tensor_lr, Access::read),
           element("found_inf", scalars.found_inf, Access::write),

@@ -12,9 +12,9 @@ namespace amp_ext {
 // The fewest elements at which a pass over a list on a CPU lets other Python threads run.
 constexpr int64_t kLongPass = 1 << 18;
 
-// Releases the GIL for launches that run Python code, take long on a CPU, or wait for a device:
-// another thread may have to launch the work that they wait for. The caller keeps alive all
-// tensors that the launches use, once is_needed() returns true.
+// Releases the GIL for launches that run Python code, take long on a CPU, or wait for a device, as
+// a verification does: another thread may have to launch the work that it waits for. The caller
+// keeps alive all tensors that the launches use, once is_needed() returns true.
 class GilRelease {
  public:
   // Adds a launch over `numel` elements. Throws where the device has no backend for `op`.
@@ -23,8 +23,6 @@ class GilRelease {
     is_needed_ |= &backend == &triton_backend() || !has_passed(backend, family, device);
     if (device.is_cpu()) is_needed_ |= (cpu_numel_ += numel) >= kLongPass;
   }
-  void add_wait() { is_needed_ = true; }
-
   bool is_needed() const { return is_needed_; }
   void begin() {
     if (is_needed_) released_.emplace();

@@ -51,10 +51,6 @@ class OptimizerGrads {
     for (const at::Tensor& dtensor : dtensors_) mark_written(dtensor.unsafeGetTensorImpl());
   }
 
-  bool are_all_on(at::Device device) const {
-    return lists_.empty() || (lists_.size() == 1 && lists_[0].device() == device);
-  }
-
  private:
   bool add_param(PyObject* object);
   std::optional<size_t> find_sharding(PyObject* param);

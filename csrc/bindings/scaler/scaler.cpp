@@ -16,8 +16,7 @@
 #include <vector>
 
 #include "checks/python.h"
-#include "lists/lists.h"
-#include "params/gil.h"
+#include "checks/tensors.h"
 #include "scaler/optimizer_grads.h"
 
 namespace py = pybind11;
@@ -49,24 +48,11 @@ struct Scalars {
   at::Tensor found_inf;
 };
 
-// The flags that a pass starts with, by device. A device without one gets a new flag.
-using Flags = std::vector<std::pair<at::Device, at::Tensor>>;
-
-Flags flags_of(const char* op, const OptimizerGrads& grads, const py::dict& flags) {
-  Flags result;
-  for (const GradList& list : grads.lists()) {
-    const py::object key = device_object(list.device());
-    if (!flags.contains(key)) continue;
-    const at::Tensor& flag = tensor_of("found_inf", flags[key]);
-    one_element<float>(op, "found_inf", flag, list.device());
-    result.emplace_back(list.device(), flag);
-  }
-  return result;
-}
-
-// An error that is raised for norms that are not finite `keeps` the flags as they are.
-std::vector<Scalars> scalars_of(const OptimizerGrads& grads, const at::Tensor& inv_scale,
-                                const Flags& flags, bool keeps) {
+// Returns the scalars of each list, without inv_scale. `flags` has the flags that the pass starts
+// with, by device; a device without one gets a new flag. An error that is raised for norms that are
+// not finite `keeps` the flags as they are.
+std::vector<Scalars> scalars_of(const char* op, const OptimizerGrads& grads, const py::dict& flags,
+                                bool keeps) {
   std::vector<Scalars> result;
   for (const GradList& list : grads.lists()) {
     const at::Device device = list.device();
@@ -76,13 +62,29 @@ std::vector<Scalars> scalars_of(const OptimizerGrads& grads, const at::Tensor& i
       result.push_back(Scalars(*same));
       continue;
     }
-    const auto flag = std::ranges::find(flags, device, &Flags::value_type::first);
-    const at::Tensor found_inf = flag == flags.end() ? filled_on(device, 0)
-                                 : keeps             ? flag->second.clone()
-                                                     : flag->second;
-    result.push_back({copy_to(inv_scale, device), found_inf});
+    const py::object key = device_object(device);
+    at::Tensor flag;
+    if (flags.contains(key)) {
+      flag = tensor_of("found_inf", flags[key]);
+      one_element(op, "found_inf", flag, at::kFloat, device);
+      if (keeps) flag = flag.clone();
+    } else {
+      flag = filled_on(device, 0);
+    }
+    result.push_back({{}, std::move(flag)});
   }
   return result;
+}
+
+// Launches an op on a list. The list and the scalars have been checked. args.found_inf receives the
+// flag.
+template <class Args>
+void launch(const GradList& list, const at::Tensor& flag,
+            Status (ListBackend::*method)(const Args&, Services&) const, Args args) {
+  args.grads = list.args();
+  args.found_inf = flag.mutable_data_ptr<float>();
+  run(list.op(), list.device(), method, args);
+  mark_written(flag.unsafeGetTensorImpl());
 }
 
 // Reduces flags and norms over all processes, and returns the total norm. Returns none without
@@ -130,6 +132,7 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
   const bool has_norm = kind == "norm" || kind == "clip";
   const bool writes = kind == "unscale" || kind == "clip";
   TORCH_INTERNAL_ASSERT(has_norm || writes || kind == "check");
+  check_max_norm("amp_ext::unscale_", max_norm, /*norm_given=*/true);
   const char* const op = has_norm ? "amp_ext::grad_norm"
                          : writes ? "amp_ext::unscale_"
                                   : "amp_ext::check_finite";
@@ -143,40 +146,31 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
   const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
   Arguments arguments(op, factor.device());
   arguments.read<float>("inv_scale", factor);
-  const Flags first_flags = flags_of(op, grads, flags);
-  for (GradList& list : grads.lists()) {
-    arguments.check_apart(&list);
-    list.set_apart();  // the scaler's own tensors overlap nothing: the ops need not look again
-  }
+  for (const GradList& list : grads.lists()) arguments.check_apart(&list);
+  std::vector<Scalars> scalars = scalars_of(op, grads, flags, error_if_nonfinite);
 
   std::vector<GradList>& lists = grads.lists();
   py::dict found_infs;
-  GilRelease gil;  // destroyed before all Python objects
-  if (error_if_nonfinite || !grads.are_all_on(factor.device())) gil.add_wait();
-  for (const GradList& list : lists) {
-    const auto add = [&](Family family) {
-      gil.add(list.op(), family, list.device(), list.numel());
-    };
-    if (has_norm || !writes) add(has_norm ? Family::grad_norm : Family::check_finite);
-    if (writes) add(Family::unscale);
-  }
-
+  std::optional<py::gil_scoped_release> released;  // destroyed before all Python objects
   if (!has_norm) grads.install_coalesced();
-  gil.begin();
-  const std::vector<Scalars> scalars = scalars_of(grads, factor, first_flags, error_if_nonfinite);
+  released.emplace();
+  for (Scalars& each : scalars) each.inv_scale = copy_to(factor, each.found_inf.device());
   std::vector<at::Tensor> norms;
   for (size_t i = 0; i < lists.size(); ++i) {
-    const auto& [by, found_inf] = scalars[i];
+    const auto& [by, flag] = scalars[i];
+    const auto* const inv_scale = by.const_data_ptr<float>();
     if (has_norm) {
-      norms.push_back(
-          grad_norm(lists[i], found_inf, is_unscaled ? OptionalTensor() : by, std::nullopt));
+      auto* const norm = norms.emplace_back(at::empty({}, by.options())).mutable_data_ptr<float>();
+      launch(lists[i], flag, &Backend::grad_norm,
+             GradNormArgs{.inv_scale = is_unscaled ? nullptr : inv_scale, .norm = norm});
     } else if (writes) {
-      unscale_(lists[i], found_inf, by, std::nullopt, std::nullopt);
+      launch(lists[i], flag, &Backend::unscale, UnscaleArgs{.inv_scale = inv_scale});
+      lists[i].finish_writes();
     } else {
-      check_finite(lists[i], found_inf);
+      launch(lists[i], flag, &Backend::check_finite, CheckFiniteArgs{});
     }
   }
-  gil.end();
+  released.reset();
   if (writes && !has_norm) grads.mark_dtensors_written();
 
   for (const Scalars& each : scalars)
@@ -185,7 +179,7 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
       reduced(reduce, grads, found_infs, has_norm ? &norms : nullptr);
   if (!has_norm) return py::make_tuple(found_infs, py::none());
 
-  gil.begin();
+  released.emplace();
   const at::Tensor norm = reduced_norm ? *reduced_norm : total_norm(norms, factor.device());
   if (norms.size() > 1 && !reduced_norm) {  // each may be finite without the total
     at::Tensor flag = scalars[0].found_inf;
@@ -199,12 +193,16 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
   if (writes) {
     for (size_t i = 0; i < lists.size(); ++i) {
       const at::Device device = lists[i].device();
-      unscale_(lists[i], scalars[i].found_inf,
-               is_unscaled ? filled_on(device, 1) : scalars[i].inv_scale, copy_to(norm, device),
-               max_norm);
+      const at::Tensor by = is_unscaled ? filled_on(device, 1) : scalars[i].inv_scale;
+      const at::Tensor limited = copy_to(norm, device);
+      launch(lists[i], scalars[i].found_inf, &Backend::unscale,
+             UnscaleArgs{.inv_scale = by.const_data_ptr<float>(),
+                         .norm = limited.const_data_ptr<float>(),
+                         .max_norm = static_cast<float>(max_norm.value_or(INFINITY))});
+      lists[i].finish_writes();
     }
   }
-  gil.end();
+  released.reset();
   if (writes) grads.mark_dtensors_written();
   return py::make_tuple(found_infs, object_of(norm));
   END_HANDLE_TH_ERRORS_PYBIND
