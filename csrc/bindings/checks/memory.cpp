@@ -63,16 +63,13 @@ std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses) {
 
 void check_overlap(const char* op, std::vector<MemoryUse> uses) {
   const std::optional<Overlap> found = find_overlap(std::move(uses));
-  TORCH_CHECK(!found, words_of(op, *found));
-}
-
-std::string words_of(const char* op, const Overlap& overlap) {
+  if (!found) return;
   const auto name_of = [](const MemoryUse& use) {
     return use.index < 0 ? use.name : c10::str(use.name, '[', use.index, ']');
   };
-  const auto& [a, b] = overlap;
-  return c10::str(op, ": ", name_of(a), " and ", name_of(b), " overlap in memory, expected ",
-                  name_of(a), " apart from all else: clone() one");
+  const std::string a = name_of(found->first), b = name_of(found->second);
+  TORCH_CHECK(false, op, ": ", a, " and ", b, " overlap in memory, expected ", a,
+              " apart from all else: clone() one");
 }
 
 }  // namespace amp_ext

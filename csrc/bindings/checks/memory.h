@@ -86,7 +86,4 @@ std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses);
 // Throws if memory that an op writes overlaps anything else.
 void check_overlap(const char* op, std::vector<MemoryUse> uses);
 
-// Returns the words of such an error.
-std::string words_of(const char* op, const Overlap& overlap);
-
 }  // namespace amp_ext

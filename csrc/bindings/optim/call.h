@@ -32,20 +32,10 @@ struct UpdateCall {
     }
   }
 
-  // Returns the device of the first tensor, or none.
-  std::optional<at::Device> device() const {
-    if (!lists[kParam].empty()) return lists[kParam][0].device();
-    for (const OptionalTensor* const scalar :
-         {&scalars.tensor_lr, &scalars.found_inf, &scalars.inv_scale, &scalars.norm}) {
-      if (*scalar) return (*scalar)->device();
-    }
-    return std::nullopt;
-  }
-
   void run(const typename Op::Options& options) const {
-    const std::optional<at::Device> place = device();
-    if (!place) return;
-    Updates updates(Op::kOp, Op::kNames, *place);
+    if (lists[kParam].empty()) return;
+    const at::Device device = lists[kParam][0].device();
+    Updates updates(Op::kOp, Op::kNames, device);
     updates.reserve(lists[kParam].size());
     for (size_t i = 0; i < lists[kParam].size(); ++i) {
       UpdateTensors tensors;
@@ -55,7 +45,7 @@ struct UpdateCall {
     }
     const StepScalars step_scalars = updates.add_scalars(scalars);
     updates.check_apart();
-    amp_ext::run(Op::kOp, *place, Op::kLaunch,
+    amp_ext::run(Op::kOp, device, Op::kLaunch,
                  typename Op::Args{updates.list(), options, step_scalars});
     for (int role = 0; role < kRoles; ++role) {
       for (const at::Tensor& tensor : role == kGrad ? at::TensorList() : lists[role])

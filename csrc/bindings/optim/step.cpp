@@ -19,7 +19,7 @@
 #include "checks/python.h"
 #include "optim/optim.h"
 #include "optim/param_table.h"
-#include "params/gil.h"
+#include "backends/backends.h"
 
 namespace py = pybind11;
 
@@ -66,10 +66,21 @@ struct Apart {
   }
 };
 
-int64_t numel_of(const UpdateList& list) {
-  int64_t numel = 0;
-  for (int64_t i = 0; i < list.size; ++i) numel += list.refs[i].numel;
-  return numel;
+// Returns whether a step releases the GIL: its launches run Python code, as the Triton kernels and
+// verifications do, or take long on a CPU.
+template <class Args>
+bool releases_gil(const char* op, const std::vector<Updates>& all, const std::vector<Args>& args) {
+  constexpr int64_t kLongPass = 1 << 18;  // elements
+  int64_t cpu_numel = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const at::Device device = all[i].device();
+    const Backend& backend = choose(op, device);
+    if (&backend == &triton_backend() || !has_passed(backend, family_of(args[i]), device))
+      return true;
+    const UpdateList& list = args[i].list;
+    for (int64_t k = 0; device.is_cpu() && k < list.size; ++k) cpu_numel += list.refs[k].numel;
+  }
+  return cpu_numel >= kLongPass;
 }
 
 // The reason for no step: tensors that kernels do not serve, or each group's parameters with
@@ -149,19 +160,19 @@ class Step {
     }
     RECORD_FUNCTION(Op::kOp, c10::ArrayRef<const c10::IValue>{});
     std::vector<at::Tensor> kept;  // other threads may drop states without the GIL
-    GilRelease gil;                // destroyed first
-    for (size_t i = 0; i < all.size(); ++i)
-      gil.add(Op::kOp, family_of(args[i]), all[i].device(), numel_of(args[i].list));
-    for (size_t group = 0; gil.is_needed() && group < table.groups(); ++group) {
-      for (const ParamRow& row : table.rows(group)) {
-        for (const at::Tensor* const tensor : row.tensors) {
-          if (tensor) kept.push_back(*tensor);
+    std::optional<py::gil_scoped_release> released;
+    if (releases_gil(Op::kOp, all, args)) {
+      for (size_t group = 0; group < table.groups(); ++group) {
+        for (const ParamRow& row : table.rows(group)) {
+          for (const at::Tensor* const tensor : row.tensors) {
+            if (tensor) kept.push_back(*tensor);
+          }
         }
       }
+      released.emplace();
     }
-    gil.begin();
     for (size_t i = 0; i < all.size(); ++i) run(Op::kOp, all[i].device(), Op::kLaunch, args[i]);
-    gil.end();
+    released.reset();
     table.mark_params_written();
     return std::nullopt;
     END_HANDLE_TH_ERRORS_PYBIND

@@ -30,11 +30,10 @@ bool is_flattened(PyObject* param) {
 
 bool OptimizerGrads::collect() {
   for (PyObject* const object : params_.all()) {
-    if (!THPVariable_Check(object)) {
-      const py::str name = py::type::handle_of(object).attr("__name__");
-      PyErr_Format(PyExc_AssertionError, "expected param to be torch.Tensor, got %U", name.ptr());
-      throw py::error_already_set();
-    }
+    if (THPVariable_Check(object)) continue;
+    PyErr_Format(PyExc_AssertionError, "expected param to be torch.Tensor, got %s",
+                 Py_TYPE(object)->tp_name);
+    throw py::error_already_set();
   }
   for (PyObject* const object : params_.all()) {
     if (!add_param(object)) return false;
