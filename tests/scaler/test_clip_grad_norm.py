@@ -14,6 +14,7 @@ import torch
 
 import amp_ext.optim
 import twins
+from amp_ext._library import _C
 from cases import unwritten
 from twins import OURS, Clip, finish, grads, leaf, params, plain, sgd, started, with_parameters
 
@@ -384,3 +385,22 @@ def test_several_devices_have_one_norm(device: str, bad: bool, clip: Clip) -> No
         assert norm.item() == 13.0
         torch.testing.assert_close(grads(optimizer)[0], torch.tensor([1.5, 2.0]))
         torch.testing.assert_close(grads(optimizer)[1].cpu(), torch.tensor([6.0]))
+
+
+class Quantized(torch.nn.Parameter):
+    """Have a function of its own for torch's functions, as quantized weights under LoRA have."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_frozen_quantized_weights_are_passed_over() -> None:
+    """Kernels read the gradients of the other parameters."""
+    adapter = torch.nn.Parameter(torch.ones(2))
+    adapter.grad = torch.full((2,), 4.0)
+    groups = [{"params": [Quantized(torch.ones(2), requires_grad=False), adapter]}]
+    flags, norm = _C.grad_pass(groups, "norm", torch.tensor(0.5), {})
+    assert norm.item() == pytest.approx(8**0.5) and flags[torch.device("cpu")].item() == 0.0
