@@ -391,10 +391,8 @@ class Quantized(torch.nn.Parameter):
     """Have a function of its own for torch's functions, as quantized weights under LoRA have."""
 
     @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return super().__torch_function__(function, types, args, kwargs)
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+        return super().__torch_function__(*args, **kwargs)
 
 
 def test_frozen_quantized_weights_are_passed_over() -> None:

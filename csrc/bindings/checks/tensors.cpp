@@ -76,16 +76,6 @@ std::ostream& operator<<(std::ostream& out, const Item& item) {
   return out << item.list << '[' << item.index << ']';
 }
 
-DType checked_dtype(const Item& item, const at::Tensor& tensor, at::Device device) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, item.op, ": ", item,
-                              " must be a strided tensor, got layout ", tensor.layout());
-  check_device(item.op, item, tensor, device);
-  const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype, '"', item.op, "\" not implemented for '", tensor.scalar_type(),
-                              "': ", item, " must be float16, bfloat16, float32 or float64");
-  return *dtype;
-}
-
 namespace {
 
 // Returns whether no two indices of a tensor share an address. The test is sufficient, and true of
@@ -129,7 +119,7 @@ void GradList::reserve(size_t n) {
 
 void GradList::add(const at::Tensor& grad) {
   const Item item{op_, "grads", refs_.size()};
-  const DType dtype = checked_dtype(item, grad, device_);
+  const DType dtype = checked_dtype(op_, item, grad, device_);
   if (grad._is_zerotensor()) {
     TORCH_CHECK(!is_written(), op_, ": ZeroTensors are immutable, expected ", item,
                 " to have memory: clone() it");

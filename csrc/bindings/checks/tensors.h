@@ -60,7 +60,17 @@ std::ostream& operator<<(std::ostream& out, const Item& item);
 
 // Returns the element type of `tensor`. Throws for another one than fp16, bf16, fp32 and fp64, a
 // layout other than strided, and another device.
-DType checked_dtype(const Item& item, const at::Tensor& tensor, at::Device device);
+template <class Name>
+DType checked_dtype(const char* op, const Name& name, const at::Tensor& tensor, at::Device device) {
+  check_device(op, name, tensor, device);
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, op, ": ", name,
+                              " must be a strided tensor, got layout ", tensor.layout());
+  const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype, op, ": ", name,
+                              " must be float16, bfloat16, float32 or float64, got ",
+                              tensor.scalar_type());
+  return *dtype;
+}
 
 // Throws where elements of a tensor to be written share memory.
 void check_no_internal_overlap(const Item& item, const at::Tensor& tensor);

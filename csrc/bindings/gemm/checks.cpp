@@ -11,11 +11,6 @@
 namespace amp_ext {
 namespace {
 
-void check_dtype(const char* op, const char* name, at::ScalarType type) {
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype_of(type), op, ": ", name,
-                              " must be float16, bfloat16, float32 or float64, got ", type);
-}
-
 // Throws unless the factor is a number of the accumulator's type.
 void check_factor(const char* op, const char* name, double factor, at::ScalarType sums) {
   const bool fits =
@@ -24,22 +19,16 @@ void check_factor(const char* op, const char* name, double factor, at::ScalarTyp
               " in magnitude, since the product is summed in float32, got ", factor);
 }
 
-// Checks one argument of `op`.
-void check_operand(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
-  check_device(op, name, tensor, device);
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, op, ": ", name,
-                              " must be a strided tensor, got layout ", tensor.layout());
-  check_dtype(op, name, tensor.scalar_type());
-}
-
 }  // namespace
 
 c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tensor& b,
                              const GemmOptions& options) {
   const at::Device device = a.device();
-  check_operand(op, "a", a, device);
-  check_operand(op, "b", b, device);
-  check_dtype(op, "out_dtype", out_dtype_of(a, b, options.out_dtype));
+  checked_dtype(op, "a", a, device);
+  checked_dtype(op, "b", b, device);
+  const at::ScalarType out_dtype = out_dtype_of(a, b, options.out_dtype);
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype_of(out_dtype), op, ": out_dtype must be float16, bfloat16, ",
+                              "float32 or float64, got ", out_dtype);
   check_factor(op, "alpha", options.alpha, sums_dtype_of(a, b));
   check_factor(op, "beta", options.beta, sums_dtype_of(a, b));
 
@@ -66,13 +55,13 @@ c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tens
   out.push_back(m);
   out.push_back(n);
   if (options.bias) {
-    check_operand(op, "bias", *options.bias, device);
+    checked_dtype(op, "bias", *options.bias, device);
     const auto sizes = options.bias->sym_sizes();
     TORCH_CHECK(sizes.size() == 1 && sizes[0] == n, op, ": bias must have shape [", n,
                 "], got shape ", sizes);
   }
   if (options.c) {
-    check_operand(op, "c", *options.c, device);
+    checked_dtype(op, "c", *options.c, device);
     TORCH_CHECK(at::is_expandable_to(options.c->sym_sizes(), out), op,
                 ": c must be expandable to the result's shape ", c10::SymIntArrayRef(out),
                 ", got shape ", options.c->sym_sizes());
@@ -83,7 +72,7 @@ c10::SymDimVector check_gemm(const char* op, const at::Tensor& a, const at::Tens
 void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                            const GemmOptions& options) {
   const auto sizes = check_gemm(kGemmAccumulate, a, b, options);
-  check_operand(kGemmAccumulate, "c", c, a.device());
+  checked_dtype(kGemmAccumulate, "c", c, a.device());
   check_not_negated(kGemmAccumulate, "c", c);
   const bool records_gradients = at::GradMode::is_enabled();
   check_no_history(kGemmAccumulate, "c", c, records_gradients);

@@ -25,8 +25,8 @@ class CastPairs {
   // autograd.
   void add(const at::Tensor& output, const at::Tensor& input, size_t index) {
     const Item output_item{kCast, "outputs", index}, input_item{kCast, "inputs", index};
-    const DType output_dtype = checked_dtype(output_item, output, device_);
-    const DType input_dtype = checked_dtype(input_item, input, device_);
+    const DType output_dtype = checked_dtype(kCast, output_item, output, device_);
+    const DType input_dtype = checked_dtype(kCast, input_item, input, device_);
     TORCH_CHECK(output.sizes() == input.sizes(), kCast, ": ", input_item,
                 " must have the shape of ", output_item, ", ", output.sizes(), ", got ",
                 input.sizes());

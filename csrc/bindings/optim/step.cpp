@@ -15,11 +15,11 @@
 #include <variant>
 #include <vector>
 
+#include "backends/backends.h"
 #include "checks/dtensor.h"
 #include "checks/python.h"
 #include "optim/optim.h"
 #include "optim/param_table.h"
-#include "backends/backends.h"
 
 namespace py = pybind11;
 

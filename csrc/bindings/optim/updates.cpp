@@ -100,7 +100,7 @@ void Updates::add_checked(const UpdateTensors& tensors) {
     if (!tensors[role]) continue;
     const at::Tensor& tensor = *tensors[role];
     const Item item{op_, names_[role], index};
-    const DType dtype = dtypes[role] = checked_dtype(item, tensor, device_);
+    const DType dtype = dtypes[role] = checked_dtype(op_, item, tensor, device_);
     const bool is_step = role == kStep, is_copy = role == kCopy;
     TORCH_CHECK_NOT_IMPLEMENTED(dtype != DType::f64, op_, ": ", item, " is ", tensor.scalar_type(),
                                 ", expected float32, float16 or bfloat16: updates are computed in "
