@@ -91,7 +91,7 @@ def print_products() -> None:
         try:
             for operands, (name, reason) in product_choices(device):
                 print(f"  {device:<9}{operands:<24}{name:<9}{reason}")
-            if measured := len(load_table(device)):
+            if measured := load_table(device):
                 print(f"  {device:<9}{measured} products as amp_ext.tune() has measured them")
         except (AssertionError, RuntimeError) as error:  # a GPU that cannot be used
             print(f"  {device:<9}{first_line(error)}")

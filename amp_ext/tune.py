@@ -70,11 +70,12 @@ _own: dict[str, list[Entry]] = {}
 # ---- the table ---------------------------------------------------------------------------------
 
 
-def load_table(device: str) -> set[tuple[int, ...]]:
-    """Read the table of a device for C++, at the first product there; return its keys."""
+def load_table(device: str) -> int:
+    """Read the table of a device for C++, at the first product there; return its length."""
     entries = [*_cache.read(device, "product", _TYPES), *_own.get(device, ())]
-    _C.set_measured(device, [(entry[1:-3], *entry[-3:]) for entry in entries])
-    return {tuple(entry[1:-3]) for entry in entries}
+    table = {tuple(entry[1:-3]): tuple(entry[-3:]) for entry in entries}
+    _C.set_measured(device, table)
+    return len(table)
 
 
 def update_table(device: str, entries: Sequence[Entry]) -> None:

@@ -100,22 +100,26 @@ def known(device: str) -> dict[str, Result]:
 
 
 def verified_backends() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield each backend under verification, its device and its families in use.
+    """Yield each backend under verification, its GPU and its families in use.
 
     The active backend has all of its families, the Triton kernels beside it the known ones.
     """
-    for device in _cache.devices():
+    for device in _cache.devices()[1:]:
         try:
-            backend = _C.choose("amp_ext", device.partition(":")[0])
-            used = FAMILIES if _C.has_products(backend, device) else tuple(_LISTS)
-        except (NotImplementedError, RuntimeError):  # the doctor's checks show why
+            backend = _C.choose("amp_ext", "cuda")
+            used = families(backend, torch.device(device))
+        except (AssertionError, RuntimeError):  # the doctor's checks show why
             continue
-        if device != "cpu" or backend not in ("cpu", "triton"):
-            yield backend, device, used
-        if device != "cpu" and backend != "triton":
-            tried = tuple(name for name in FAMILIES if f"triton {name}" in known(device))
-            if tried:
-                yield "triton", device, tried
+        yield backend, device, used
+        tried = tuple(name for name in FAMILIES if f"triton {name}" in known(device))
+        if tried and backend != "triton":
+            yield "triton", device, tried
+
+
+def families(backend: str, device: torch.device) -> tuple[str, ...]:
+    """Return the families that a backend has on a device."""
+    half = torch.empty(8, 8, dtype=torch.float16, device=device)
+    return FAMILIES if _C.Product(half, half).why_not(backend) is None else tuple(_LISTS)
 
 
 # ---- the comparison ----------------------------------------------------------------------------
@@ -150,17 +154,16 @@ def verify_family(backend: str, family: str, device: str) -> Result | None:
 
 
 def _outcome(backend: str, family: str, device: torch.device) -> Result | None:
-    what, today, is_gpu = family, time.strftime("%Y-%m-%d"), device.type == "cuda"
+    what, today = family, time.strftime("%Y-%m-%d")
     # Copies wait for the device, and a mode of the whole process may forbid waits.
-    sync_mode = torch.cuda.get_sync_debug_mode() if is_gpu else 0
+    sync_mode = torch.cuda.get_sync_debug_mode()
     try:
         if sync_mode:
             torch.cuda.set_sync_debug_mode(0)
-        if is_gpu:
-            torch.cuda.set_device(device)
+        torch.cuda.set_device(device)
         if backend == "triton" and (reason := why_not_triton()):
             raise RuntimeError(reason)
-        if backend == "triton" and is_gpu and is_interpreted():
+        if backend == "triton" and is_interpreted():
             raise RuntimeError("TRITON_INTERPRET is set")
         _C.put_under_test(backend)
         torch.set_flush_denormal(False)
@@ -184,9 +187,8 @@ def _outcome(backend: str, family: str, device: torch.device) -> Result | None:
 def _has_failed(device: torch.device) -> bool:
     """Return whether a kernel has ended this process's use of the device."""
     try:
-        if device.type == "cuda":
-            # Synchronising the device would end another thread's capture.
-            torch.cuda.current_stream(device).synchronize()
+        # Synchronising the device would end another thread's capture.
+        torch.cuda.current_stream(device).synchronize()
     except RuntimeError:
         return True
     return False
@@ -201,9 +203,8 @@ def compare(case: Case, device: torch.device) -> None:
 
     op = getattr(ops, case.op)
     expected = call(op.reference, CPU)
-    for plan in case.plans or ((None,),):
-        _C.force_gemm_tile(*plan)
-        names, ours = zip(*tree_flatten_with_path(call(op, device))[0], strict=True)
+    for function in [getattr(plan, case.op) for plan in case.plans] or [op]:
+        names, ours = zip(*tree_flatten_with_path(call(function, device))[0], strict=True)
         tensors = [
             (f"{name[0].key}{keystr(name[1:])}", one, other)
             for name, one, other in zip(names, ours, tree_leaves(expected), strict=True)

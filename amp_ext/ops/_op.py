@@ -38,13 +38,13 @@ class Case(NamedTuple):
     Attributes:
         what: the name of the case.
         arguments: the arguments of the call, on the CPU.
-        plans: arguments of _C.force_gemm_tile, for a call with each.
+        plans: the Plans (gemm.py) that compute a product in turn; empty for a call of the op.
         op: the name of the op.
     """
 
     what: str
     arguments: dict[str, Any]
-    plans: Sequence[tuple[Any, ...]] = ()
+    plans: Sequence[Any] = ()
     op: str = ""
 
 

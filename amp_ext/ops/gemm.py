@@ -7,7 +7,7 @@ such sums. If float32 represents every partial sum, the two agree bit for bit.
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,8 +69,20 @@ def gemm(
             ``beta`` beyond the range of the sum's dtype.
         NotImplementedError: a tensor that is not strided, or another dtype than the above.
     """
-    x = _sum(a, b, trans_a, trans_b, sum_batch, c, alpha, beta, bias)
-    return x.to(torch.promote_types(a.dtype, b.dtype) if out_dtype is None else out_dtype)
+    operands = torch.promote_types(a.dtype, b.dtype)
+    sums = torch.promote_types(operands, torch.float32)
+    alpha, beta_of_sum = torch.tensor([alpha, beta], dtype=sums, device="cpu").tolist()
+    left = a.double().mT if trans_a else a.double()
+    right = b.double().mT if trans_b else b.double()
+    product = left @ right
+    if sum_batch:
+        product = product.flatten(0, -3).sum(0)
+    result = alpha * product
+    if c is not None and beta != 0:
+        result = result + beta_of_sum * c.double()
+    if bias is not None:
+        result = result + bias.double()
+    return result.to(operands if out_dtype is None else out_dtype)
 
 
 @cases(gemm)
@@ -111,45 +123,14 @@ def gemm_accumulate_(
             gradient raises it too, outside of ``torch.no_grad()``.
         NotImplementedError: as :func:`gemm`.
     """
-    c.copy_(c.double() + _sum(a, b, trans_a, trans_b, sum_batch, alpha=alpha))
+    options = {"trans_a": trans_a, "trans_b": trans_b, "sum_batch": sum_batch, "alpha": alpha}
+    product = vars(gemm)["reference"](a, b, **options, out_dtype=torch.float64)
+    c.copy_(c.double() + product)
 
 
 @cases(gemm_accumulate_)
 def _gemm_accumulate_cases() -> Iterator[Case]:
     yield Case("the example", {"c": counted(2, 3, 5), **_example_operands(), "alpha": 2.0})
-
-
-# ---- arithmetic ----------------------------------------------------------------------------------
-
-
-def _sum(
-    a: Tensor,
-    b: Tensor,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    sum_batch: bool = False,
-    c: Tensor | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Return alpha * A @ B + beta * c + bias in fp64.
-
-    The factors are rounded to the dtype of the op's sum first.
-    """
-    sums = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
-    alpha, beta_of_sum = torch.tensor([alpha, beta], dtype=sums, device="cpu").tolist()
-    left = a.double().mT if trans_a else a.double()
-    right = b.double().mT if trans_b else b.double()
-    product = left @ right
-    if sum_batch:
-        product = product.flatten(0, -3).sum(0)
-    result = alpha * product
-    if c is not None and beta != 0:
-        result = result + beta_of_sum * c.double()
-    if bias is not None:
-        result = result + bias.double()
-    return result
 
 
 def _example_operands() -> dict[str, Any]:
@@ -167,17 +148,31 @@ _CASES_OF_TRITON = (
 )
 
 
+class Plan(NamedTuple):
+    """Compute products by a backend and one of its variants, whatever the ops would choose."""
+
+    backend: str
+    variant: int = 0
+
+    def gemm(self, a: Tensor, b: Tensor, **options: Any) -> Tensor:
+        return _C.Product(a, b, **options).compute(*self)
+
+    def gemm_accumulate_(self, c: Tensor, a: Tensor, b: Tensor, **options: Any) -> None:
+        _C.Product(a, b, c=c, **options, accumulates=True).compute(*self)
+
+
 def product_cases(dtype: torch.dtype, backend: str, is_sm90: bool) -> Iterator[Case]:
     """Yield the cases of the products of one operand dtype.
 
     The CUDA kernels are called with each tile too, and on 9.0 all products also with tiles for
     sm_80. Triton has a few kinds of product, since each kind takes seconds to compile.
     """
+    plans = [Plan(backend)]
+    if backend == "cuda" and is_sm90:
+        plans += [Plan("cuda", _C.gemm_variant(*tile, sm90=False)) for tile in ((0, 1), (4, 4))]
     for case in _products(dtype):
-        if backend == "cuda" and is_sm90:
-            yield case._replace(plans=[(None,), (0, 1, False), (4, 4, False)])
-        elif backend != "triton" or case.what in _CASES_OF_TRITON:
-            yield case
+        if backend != "triton" or case.what in _CASES_OF_TRITON:
+            yield case._replace(plans=plans)
     if backend == "cuda":
         yield from _tiles(dtype, sm90=False)
         if is_sm90:
@@ -228,8 +223,8 @@ def _products(dtype: torch.dtype) -> Iterator[Case]:
 
 def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
     """Yield products of several tiles, by each tile of a kernel."""
-    count = _C.gemm_tile_count(sm90=sm90)
-    plans = [(i, 1 + i % 2, sm90) for i in range(count)]
+    tiles = list(itertools.takewhile(lambda i: _C.gemm_variant(i, 1, sm90), itertools.count()))
+    plans = [Plan("cuda", _C.gemm_variant(i, 1 + i % 2, sm90)) for i in tiles]
     for trans_a, trans_b in _TRANSPOSES:
         operands = _operands(264, 264, 136, dtype, trans_a, trans_b)
         what = f"each tile, layout {'NT'[trans_a]}{'NT'[trans_b]}"
@@ -238,7 +233,7 @@ def _tiles(dtype: torch.dtype, sm90: bool) -> Iterator[Case]:
         yield Case(f"{what}, epilogue", {**operands, **terms}, plans=plans, op="gemm")
     if sm90:
         # Steps go round each ring of buffers; blocks have several tiles each, of the smallest size.
-        plans = [(i, 1, True) for i in range(count)]
+        plans = [Plan("cuda", _C.gemm_variant(i, 1, sm90)) for i in tiles]
         for what, *shape in (("many steps", 72, 72, 1096), ("many tiles", 1608, 1544, 40)):
             arguments = {**_operands(*shape, dtype, False, True), "out_dtype": FP32}
             yield Case(what, arguments, plans=plans, op="gemm")

@@ -80,18 +80,20 @@ def test_what_the_kernels_cannot_compute_is_the_librarys() -> None:
     ],
 )
 def test_products_by_compute_capability_cuda(capability: str, aligned: str, other: str) -> None:
-    """List ops run on the kernels for every compute capability."""
+    """List ops run on the kernels for every compute capability, products on those with kernels."""
     code = """
 import torch, amp_ext
+from amp_ext import verify
 
 a = torch.zeros(16, 17, device="cuda").half()
 print(*(amp_ext._C.Product(b, b).choose()[0] for b in (a[:, :16].contiguous(), a[:, :16])))
+print("gemm_f16" in verify.families("cuda", a.device))
 grad, one = torch.full((9,), 4.0, device="cuda"), torch.ones((), device="cuda")
 amp_ext.ops.unscale_([grad], one * 0, one / 4)
 print(amp_ext._C.choose("amp_ext", "cuda"), grad.sum().item())
 """
     said = programs.output(code, FAKE_CUDA_CAPABILITY=capability)
-    assert said.split() == [aligned, other, "cuda", "9.0"]
+    assert said.split() == [aligned, other, str(aligned == "cuda"), "cuda", "9.0"]
 
 
 @pytest.mark.fake_cuda

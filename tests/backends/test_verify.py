@@ -21,9 +21,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import amp_ext
 import programs
 from amp_ext import _C, _cache, ops, verify
+from amp_ext.ops.gemm import product_cases
 from amp_ext.verify import FAMILIES, cases
 from executors import CPU, CUDA
 from fake_cuda.recorder import cost
+from planner import gemm_tiles
 
 Run = Callable[[Callable[[], Any]], Any]
 Start = Callable[[], Run]
@@ -267,6 +269,14 @@ def test_neither_folder_nor_verification_is_needed(
     run = start()
     monkeypatch.setenv(variable, value)
     assert calls(run) == launches
+
+
+def test_each_tile_is_verified() -> None:
+    """Plans compute all products: the planner's choice and two tiles, or all tiles of a kernel."""
+    plans = [case.plans for case in product_cases(torch.float16, "cuda", is_sm90=True)]
+    assert all(len(set(some)) == len(some) for some in plans)
+    tiles = (len(gemm_tiles(sm90)) for sm90 in (False, True))
+    assert {len(some) for some in plans} == {3, *tiles, 1}
 
 
 def test_triton_has_all_kinds_of_products() -> None:

@@ -88,13 +88,13 @@ def test_ways_that_a_table_chooses(
     before = _C.gemm_mode()
     try:
         _C.set_gemm_mode("auto")
-        _C.set_measured("cpu", [(wanted.key, "cpu", variant, "a test says so")])
+        _C.set_measured("cpu", {tuple(wanted.key): ("cpu", variant, "a test says so")})
         assert _C.Product(a, b).choose() == ("cpu", "a test says so")
         for count in (1, 3, 7):
             with threads(count):
                 assert torch.equal(ops.gemm(a, b), product(a, b).to(dtype)), count
     finally:
-        _C.set_measured("cpu", [])
+        _C.set_measured("cpu", {})
         _C.set_gemm_mode(before)
 
 

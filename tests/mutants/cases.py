@@ -6,7 +6,7 @@ They are few and fast: a mutant of a kernel runs the shortest ones that execute 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import reference
 from amp_ext import _C, ops
+from amp_ext.ops.gemm import Plan
 from cases import assert_same, surroundings
 from cudasim.mutants import Case
 
@@ -43,7 +44,7 @@ def case(
     op: str,
     *given: Any,
     loose: float = 0.0,
-    prepare: Callable[[], None] = lambda: None,
+    library: Any = ops,
     **options: Any,
 ) -> Case:
     """Return a call of an op that must write and return the oracle's results.
@@ -61,9 +62,8 @@ def case(
             assert_same(actual, expected)
 
     def run() -> None:
-        prepare()
         written, more = moved((given, options), "cuda")
-        returned = getattr(ops, op)(*written, **more)
+        returned = getattr(library, op)(*written, **more)
         torch.cuda.synchronize()
         for pair in zip(tensors(returned), tensors(expected_return), strict=True):
             compare(*pair, least=float(op != "grad_norm"))
@@ -327,13 +327,11 @@ def of_products(
     """Yield products of one tile: layouts, results, epilogues, shares of k."""
     m, n = size
 
-    def force(splits: int) -> None:
-        _C.force_gemm_tile(tile, splits, sm90=sm90)
+    def plan(splits: int) -> Plan:
+        return Plan("cuda", _C.gemm_variant(tile, splits, sm90))
 
     def gemm(text: str, operands: Operands, splits: int = 1, **more: Any) -> Case:
-        return case(
-            f"tile {tile} {text}", "gemm", *operands, prepare=partial(force, splits), **more
-        )
+        return case(f"tile {tile} {text}", "gemm", *operands, library=plan(splits), **more)
 
     def operands(
         dtype: torch.dtype, k: int = 136, layout: int = 0, batch: Sequence[int] = (), times: int = 1
@@ -369,8 +367,8 @@ def of_products(
         yield gemm(f"{text_of(dtype)} rounded, with {len(more)}", operands(dtype), **more)
     for splits in (2, 3):
         given, text = operands(BF16, 264), f"with {splits} splits"
-        prepare, into = partial(force, splits), integers(m, n, dtype=F32)
-        yield case(f"tile {tile} {text}", "gemm_accumulate_", into, *given, prepare=prepare)
+        library, into = plan(splits), integers(m, n, dtype=F32)
+        yield case(f"tile {tile} {text}", "gemm_accumulate_", into, *given, library=library)
         yield gemm(text, given, splits, bias=integers(n, dtype=F32), out_dtype=BF16)
     if sm90:
         for out in (F32, F16):  # several tiles of a block, and more steps than stages

@@ -15,23 +15,19 @@ if __name__ == "__main__":
 
 import torch
 
-from amp_ext import _C, ops, verify
-from amp_ext.ops.gemm import product_cases
+from amp_ext import verify
 
 
 def small_case(device: torch.device) -> None:
-    """The cases that verify the ops on lists, and products of fp16."""
-    is_sm90 = device.type == "cuda" and torch.cuda.get_device_capability() == (9, 0)
-    cases = [case for name in ops.LIST_OPS for case in getattr(ops, name).cases()]
-    for case in (*cases, *product_cases(torch.float16, device.type, is_sm90)):
-        verify.compare(case, device)
-    _C.force_gemm_tile(None)
+    """Compare the cases that verify ops on lists, and products of FP16."""
+    for family in set(verify.families(device.type, device)) - {"gemm_bf16"}:
+        for case in verify.cases(family, device.type, device):
+            verify.compare(case, device)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    _C.set_gemm_mode("kernel")
     small_case(torch.device(parser.parse_args().device))
     return 0
 

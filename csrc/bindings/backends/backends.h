@@ -45,11 +45,6 @@ void use_backend(c10::DeviceType type, const std::string& name);
 void put_under_test(const std::string& name);
 bool is_under_test();
 
-// Computes later products of this thread with this tile if it can, whatever the planner chooses. It
-// affects only products of the CUDA kernels, in a test or by AMP_EXT_GEMM=kernel. Throws ValueError
-// if there is no such tile; then none is forced.
-void force_gemm_tile(const std::optional<GemmTileChoice>& tile);
-
 // Sets the choice of a product's backend, AMP_EXT_GEMM. "auto" chooses by the table (table.h).
 // Products without an entry run on torch's library, or on a CPU by a rule. "kernel" chooses the
 // device's backend wherever it can compute the product. "library" leaves out the table.
@@ -74,7 +69,8 @@ std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& 
 
 inline const char* name_of(const Backend* backend) { return backend ? backend->name() : "library"; }
 
-// Returns the backend of this name that may compute products on a type of device, if there is one.
+// Returns the backend of this name that computes products on a type of device, if there is one;
+// null stands for torch's own library.
 std::optional<const Backend*> gemm_backend(c10::DeviceType type, const std::string& name);
 
 // ---- the call ----------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ std::atomic<GemmMode> mode = GemmMode::automatic;
 std::array<std::atomic<const Backend*>, 2> chosen{};
 
 thread_local const Backend* under_test = nullptr;
-thread_local int64_t forced_variant = 0;  // of the CUDA kernels
 
 // Returns null for a device without a backend.
 const Backend* backend_of(c10::DeviceType type) {
@@ -47,16 +46,6 @@ void put_under_test(const std::string& name) {
   relax_capture_mode();
 }
 bool is_under_test() { return under_test; }
-
-void force_gemm_tile(const std::optional<GemmTileChoice>& tile) {
-  forced_variant = 0;
-  if (!tile) return;
-  const Backend* const kernels = cuda_backend();
-  const int64_t variant = kernels ? kernels->variant_of(*tile) : 0;
-  TORCH_CHECK_VALUE(variant != 0, "amp_ext: the CUDA kernels have no tile ", tile->tile,
-                    tile->sm90 ? " for sm_90a" : " for sm_80", " with ", tile->splits, " splits");
-  forced_variant = variant;
-}
 
 std::optional<const Backend*> gemm_backend(c10::DeviceType type, const std::string& name) {
   const bool is_cpu = type == at::kCPU;
@@ -109,12 +98,13 @@ bool library_multiplies(const GemmArgs& g) {
          g.out.dtype == g.a.dtype && torch_has_products_of(g.a.dtype);
 }
 
-// Returns why a backend is not to compute a product; null if it may.
-const char* obstacle_of(const Backend& backend, c10::Device device, const GemmArgs& g) {
+// Returns why a backend is not to compute a product; null if it may, as torch's library may.
+const char* obstacle_of(const Backend* backend, c10::Device device, const GemmArgs& g) {
+  if (!backend) return nullptr;
   const Backend* const only = chosen[device.is_cuda()];
-  if (only && &backend != only && &backend != &cpu_backend()) return "another backend was chosen";
-  if (const char* const obstacle = backend.why_not(g, capability_of(device))) return obstacle;
-  if (is_verified(backend, family_of(g), device).value_or(false)) return nullptr;
+  if (only && backend != only && backend != &cpu_backend()) return "another backend was chosen";
+  if (const char* const obstacle = backend->why_not(g, capability_of(device))) return obstacle;
+  if (is_verified(*backend, family_of(g), device).value_or(false)) return nullptr;
   return "the kernels have not passed their verification; see python -m amp_ext";
 }
 
@@ -130,50 +120,40 @@ std::pair<const Backend*, const char*> default_gemm(c10::Device device, const Ge
 }  // namespace
 
 const Backend* choose_gemm(c10::Device device, GemmArgs& args, std::string* reason) {
-  const auto because = [reason](const auto& text) {
-    if (reason) *reason = text;
+  const auto choice = [&](const Backend* backend, const auto& why, int64_t variant = 0) {
+    if (reason) *reason = why;
+    args.variant = variant;
+    return backend;
   };
-  args.variant = 0;
-  if (under_test) {
-    if (under_test->why_not(args, capability_of(device))) return default_gemm(device, args).first;
-    if (under_test == cuda_backend()) args.variant = forced_variant;
-    return under_test;
-  }
   const GemmMode mode = amp_ext::mode;
-  if (device.is_cpu() || device.is_cuda()) {
-    std::optional<Measured> found;
-    if (mode == GemmMode::automatic) found = find_measured(device, args);
-    if (found && !(found->backend && obstacle_of(*found->backend, device, args))) {
-      because(found->reason);
-      args.variant = found->variant;
-      return found->backend;
+  if (mode == GemmMode::automatic && (device.is_cpu() || device.is_cuda())) {
+    if (const auto found = find_measured(device, args)) {
+      const auto& [name, variant, why] = *found;
+      const auto backend = gemm_backend(device.type(), name);
+      if (backend && !obstacle_of(*backend, device, args)) return choice(*backend, why, variant);
     }
   }
-  const auto [backend, why] = default_gemm(device, args);
-  because(why);
-  if (mode != GemmMode::kernel) return backend;
-  const Backend* const kernels = backend_of(device.type());
-  const char* obstacle =
-      kernels ? obstacle_of(*kernels, device, args) : "amp_ext has no kernels here";
-  if (!obstacle) obstacle = kernels->why_slow(args, capability_of(device));
-  if (!obstacle && kernels != &cpu_backend()) {
-    because("AMP_EXT_GEMM is kernel");
-    if (kernels == cuda_backend()) args.variant = forced_variant;
-    return kernels;
+  if (mode == GemmMode::kernel) {
+    const Backend* const kernels = backend_of(device.type());
+    const char* obstacle =
+        kernels ? obstacle_of(kernels, device, args) : "amp_ext has no kernels here";
+    if (!obstacle) obstacle = kernels->why_slow(args, capability_of(device));
+    if (!obstacle && kernels != &cpu_backend()) return choice(kernels, "AMP_EXT_GEMM is kernel");
+    if (!device.is_cpu()) return choice(nullptr, obstacle);
   }
-  if (!device.is_cpu()) because(obstacle);
-  return backend;
+  const auto [backend, why] = default_gemm(device, args);
+  return choice(backend, why);
 }
 
 std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& args, bool triton) {
   std::vector<const Backend*> candidates{default_gemm(device, args).first};
   const auto add = [&](const Backend* backend) {
-    if (std::ranges::count(candidates, backend)) return;
-    if (!backend || !obstacle_of(*backend, device, args)) candidates.push_back(backend);
+    if (!std::ranges::count(candidates, backend) && !obstacle_of(backend, device, args))
+      candidates.push_back(backend);
   };
-  if (const Backend* const own = backend_of(device.type())) add(own);
-  if (device.is_cpu()) add(&cpu_backend());
   if (device.is_cuda() || library_multiplies(args)) add(nullptr);
+  add(backend_of(device.type()));  // null, the default there, without kernels
+  if (device.is_cpu()) add(&cpu_backend());
   if (device.is_cuda() && triton) add(&triton_backend());
   return candidates;
 }

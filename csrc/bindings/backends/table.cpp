@@ -72,15 +72,10 @@ std::optional<Measured> find_measured(c10::Device device, const GemmArgs& args) 
   return found == table.end() ? std::nullopt : std::optional(found->second);
 }
 
-void set_measured(const std::string& device_name, const std::vector<Entry>& entries) {
-  const c10::Device device(device_name);
-  std::map<GemmKey, Measured> table;
-  for (const auto& [key, name, variant, reason] : entries)
-    if (const auto backend = gemm_backend(device.type(), name))
-      table.insert_or_assign(key, Measured{*backend, variant, reason});
+void set_measured(const std::string& device_name, std::map<GemmKey, Measured> table) {
   auto& [mutex, measured] = tables();
   const std::lock_guard<std::mutex> lock(mutex);
-  measured[index_of(device)] = std::move(table);
+  measured[index_of(c10::Device(device_name))] = std::move(table);
 }
 
 }  // namespace amp_ext

@@ -6,10 +6,10 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include "amp_ext/backend.h"
 
@@ -19,20 +19,13 @@ namespace amp_ext {
 using GemmKey = std::array<int64_t, 7>;
 GemmKey key_of(c10::Device device, const GemmArgs& args);
 
-struct Measured {
-  const Backend* backend;  // null for torch's library
-  int64_t variant;
-  std::string reason;
-};
+// The backend, its variant, and the reason for the choice.
+using Measured = std::tuple<std::string, int64_t, std::string>;
 
 // Returns the measurement of a product, or none. The first call for a device reads its file.
 std::optional<Measured> find_measured(c10::Device device, const GemmArgs& args);
 
-// A measurement: key, backend, variant, reason.
-using Entry = std::tuple<GemmKey, std::string, int64_t, std::string>;
-
-// Replaces the measurements of a device. A later entry replaces an earlier one of its key. Entries
-// of backends that are not here are left out.
-void set_measured(const std::string& device_name, const std::vector<Entry>& entries);
+// Replaces the measurements of a device. Backends that are not here are never chosen.
+void set_measured(const std::string& device_name, std::map<GemmKey, Measured> table);
 
 }  // namespace amp_ext

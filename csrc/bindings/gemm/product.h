@@ -37,7 +37,7 @@ class Product {
 
   // Computes the product by a backend, or by torch's library for null. If the backend's kernel is
   // not for this moment or driver, the library computes it too, or an error is thrown if `strict`.
-  at::Tensor compute(const Backend* backend, bool strict);
+  at::Tensor compute(const Backend* backend, bool strict = false);
 
  private:
   void describe(MatrixRef& matrix, const char* name, at::Tensor& tensor, bool transposed = false);

@@ -1,4 +1,4 @@
-// Binds products for measurements, the table of measured ones, and the forcing of a tile.
+// Binds products for measurements and verification, and the table of measured ones.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
@@ -61,35 +61,31 @@ std::vector<std::pair<std::string, int64_t>> candidates_of(Product& product, boo
   return all;
 }
 
+// Returns why a backend cannot compute the product; null if it can.
+const char* why_not(const Product& product, const std::string& name) {
+  const auto backend = gemm_backend(product.device().type(), name);
+  if (!backend) return "no such backend computes products on this device";
+  return *backend ? (*backend)->why_not(product.args(), capability_of(product.device())) : nullptr;
+}
+
 // Computes the product so many times by a backend, and returns the last result.
 at::Tensor compute_by(Product& product, const std::string& name, int64_t variant, int64_t times) {
   HANDLE_TH_ERRORS
-  const auto backend = gemm_backend(product.device().type(), name);
-  TORCH_CHECK_VALUE(backend, kGemm, ": no backend ", name, " computes products on ",
-                    product.device());
+  const char* const obstacle = why_not(product, name);
+  TORCH_CHECK_VALUE(!obstacle, kGemm, ": backend: ", name, " cannot compute this: ", obstacle);
+  const Backend* const backend = *gemm_backend(product.device().type(), name);
   const py::gil_scoped_release released;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   product.set_variant(variant);
   at::Tensor out;
-  for (int64_t i = 0; i < times; ++i) out = product.compute(*backend, /*strict=*/true);
+  for (int64_t i = 0; i < times; ++i) out = product.compute(backend, /*strict=*/true);
   return out;
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-bool has_products(const std::string& backend, const std::string& device_name) {
-  const c10::Device device(device_name);
-  const Backend* const found = gemm_backend(device.type(), backend).value_or(nullptr);
-  GemmArgs product{};
-  for (MatrixRef* const matrix : {&product.a, &product.b, &product.out}) {
-    matrix->dtype = DType::f16;
-    matrix->column_stride = 1;
-  }
-  return found && !found->why_not(product, capability_of(device));
-}
-
-void force(std::optional<int> tile, int64_t splits, bool sm90) {
-  if (!tile) return force_gemm_tile(std::nullopt);
-  force_gemm_tile({{.sm90 = sm90, .tile = *tile, .splits = splits}});
+int64_t gemm_variant(int tile, int64_t splits, bool sm90) {
+  const Backend* const kernels = cuda_backend();
+  return kernels ? kernels->variant_of({.sm90 = sm90, .tile = tile, .splits = splits}) : 0;
 }
 
 }  // namespace
@@ -108,27 +104,15 @@ void bind_gemm(py::module_& m) {
            "may have the backend's kernels verified first.")
       .def("candidates", &candidates_of, "triton"_a, py::call_guard<py::gil_scoped_release>(),
            "(backend, variant) of all ways to compute it, the one where nothing is measured first.")
+      .def("why_not", &why_not, "backend"_a, "Why a backend cannot compute it; None if it can.")
       .def("compute", &compute_by, "backend"_a, "variant"_a, "times"_a = 1,
            "Computes it so many times, and returns the last result.");
   m.attr("GEMM_KEY_SIZE") = std::tuple_size_v<GemmKey>;
-  m.def("set_measured", &set_measured, "device"_a, "entries"_a,
-        "Replaces what is known of the products of a device: (key, backend, variant, reason).");
-  m.def("has_products", &has_products, "backend"_a, "device"_a,
-        "Whether a backend computes FP16 products on a device.");
-  m.def(
-      "gemm_tile_count",
-      [](bool sm90) {
-        const Backend* const kernels = cuda_backend();
-        int count = 0;
-        while (kernels && kernels->variant_of({.sm90 = sm90, .tile = count})) ++count;
-        return count;
-      },
-      py::kw_only(), "sm90"_a,
-      "How many tiles the CUDA gemm has for sm_90a, or else for sm_80; 0 without CUDA kernels.");
-  m.def("force_gemm_tile", &force, "tile"_a, "splits"_a = 1, "sm90"_a = true,
-        "Products of this thread that the CUDA kernels compute, for a test or by "
-        "AMP_EXT_GEMM=kernel, and that this tile of gemm_sm90_kernel, or of gemm_kernel, can "
-        "compute are computed by it, whatever the planner thinks, until force_gemm_tile(None).");
+  m.def("set_measured", &set_measured, "device"_a, "table"_a,
+        "Replaces the table of a device: (backend, variant, reason) by key.");
+  m.def("gemm_variant", &gemm_variant, "tile"_a, "splits"_a, "sm90"_a,
+        "The variant of the CUDA kernels for a tile of sm_90a, or else of sm_80, and a number of "
+        "splits; 0 if there is none.");
 }
 
 }  // namespace amp_ext

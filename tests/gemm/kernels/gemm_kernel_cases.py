@@ -16,6 +16,7 @@ from torch import Tensor
 
 import reference
 from amp_ext import _C, ops
+from amp_ext.ops.gemm import Plan
 from cases import assert_equal, integers, surroundings
 from executors import CPU, CUDA
 from fake_cuda.recorder import Cost, cost, schedule
@@ -182,7 +183,7 @@ def run(
     seed: int | None = None,
     multiprocessors: int | None = None,
 ) -> tuple[Tensor, Cost]:
-    """Compute a product, with this tile and splits, or else as the planner would.
+    """Compute a product, with this tile and splits, or else by the op.
 
     Args:
         seed: of the schedule; each launch has another one if it is None.
@@ -190,11 +191,10 @@ def run(
     if tile and tile.sm90 != is_sm90():
         pytest.skip("another compute capability has this kernel")
     results: list[Tensor] = []
+    library = Plan("cuda", _C.gemm_variant(tile.number, splits, tile.sm90)) if tile else ops
     chosen = contextlib.nullcontext() if seed is None else schedule(seed, multiprocessors)
     with chosen:
-        _C.force_gemm_tile(tile.number if tile else None, splits, sm90=tile is None or tile.sm90)
-        counted = cost(lambda: results.append(compute(product)))
-        _C.force_gemm_tile(None)
+        counted = cost(lambda: results.append(compute(product, library)))
     name = counted.kernel.decode()
     if tile:
         kernel = "gemm_sm90_kernel" if tile.sm90 else "gemm_kernel"

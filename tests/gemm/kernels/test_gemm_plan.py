@@ -1,4 +1,4 @@
-"""Test the planner, csrc/kernels/gemm/plan: plans, choices, forced tiles, limits of kernels."""
+"""Test the planner, csrc/kernels/gemm/plan: plans, choices, variants, limits of kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from amp_ext import _C
+from amp_ext.ops.gemm import Plan
 from executors import CUDA
 from fake_cuda.recorder import cost
 from gemm_kernel_cases import BF16, FP16, FP32, Product, check, compute, is_sm90, placed, product
@@ -103,22 +104,25 @@ def test_predictions_are_near_measurements(product: tuple[int, int, int, str]) -
     assert rates[chosen] >= 0.97 * max(rates.values()), text
 
 
-# ---- forced tiles ------------------------------------------------------------------------------
+# ---- variants ----------------------------------------------------------------------------------
 
 
-def test_a_forced_tile() -> None:
-    """A forced tile computes every product that it can, with at most as many splits as steps."""
+def test_the_tile_of_a_variant() -> None:
+    """The tile computes every product that it can, with at most as many splits as steps."""
     found = plan(4096, 4096, 4096, "NT", tile=4, splits=2)
     assert found.text.startswith("sm90 tile 64x256x64, ping-pong") and " 2 splits" in found.text
     assert not plan(4096, 4096, 4096, "NT", sm90=False, tile=4, splits=2).sm90
     assert not plan(64, 64, 64, tile=4, splits=2).is_split
 
 
-@pytest.mark.parametrize("wrong", [(99, 1), (-1, 1), (0, 0), (0, 256)])
-def test_no_such_tile(wrong: tuple[int, int]) -> None:
-    """A tile or a number of splits that does not exist is an error."""
-    with pytest.raises(ValueError, match=f"the CUDA kernels have no tile {wrong[0]} for sm_"):
-        _C.force_gemm_tile(*wrong)
+@pytest.mark.parametrize("sm90", [False, True])
+def test_the_variants_of_tiles(sm90: bool) -> None:
+    """Tiles have variants of their own, and no others have any, nor other numbers of splits."""
+    count = len(gemm_tiles(sm90))
+    variants = {_C.gemm_variant(i, splits, sm90) for i in range(count) for splits in (1, 255)}
+    assert len(variants - {0}) == (2 * count if _C.cuda_built() else 0)
+    for wrong in ((count, 1), (-1, 1), (0, 0), (0, 256)):
+        assert _C.gemm_variant(*wrong, sm90) == 0
 
 
 # ---- limits of the kernels ---------------------------------------------------------------------
@@ -156,8 +160,11 @@ NOT_FOR_THE_KERNELS: dict[str, Callable[[], Product]] = {
 @pytest.mark.fake_cuda
 @pytest.mark.parametrize("name", NOT_FOR_THE_KERNELS)
 def test_not_for_the_kernels(name: str) -> None:
-    """Operands that the kernels do not read are computed without a launch."""
-    assert cost(compute, NOT_FOR_THE_KERNELS[name]()).launches == 0
+    """The op computes what the kernels do not read without a launch, and a plan refuses it."""
+    product = NOT_FOR_THE_KERNELS[name]()
+    assert cost(compute, product).launches == 0
+    with pytest.raises(ValueError, match="cuda cannot compute this: the kernels take no such"):
+        compute(product, Plan("cuda"))
 
 
 NOT_FOR_SM90: dict[str, Callable[[], Product]] = {
