@@ -210,10 +210,13 @@ class KernelStep(Optimizer):
     # ---- state -----------------------------------------------------------------------------------
 
     def _make_state(self, params: Sequence[Tensor], needed: Sequence[str]) -> None:
-        """Make missing states of parameters, and convert the others as kernels need it."""
+        """Make missing states of parameters, and convert the others and gradients for kernels."""
         moments = [name for name in needed if name not in ("step", MASTER)]
         # A tensor that kernels can use keeps its memory, for captured graphs.
         for param in params:
+            if _is_dtensor(param) and param.grad.placements != param.placements:
+                grad = param.grad.detach()  # perhaps a sum over processes that is still to be made
+                param.grad = grad.redistribute(param.device_mesh, param.placements)
             state = self.state[param]
             if "step" in needed:
                 step = state.get("step", self._steps_before(param))

@@ -108,6 +108,10 @@ constexpr int64_t dims_of<at::_ops::bmm> = 3;
 template <>
 constexpr int64_t dims_of<at::_ops::baddbmm> = 3;
 
+struct NoAutocast : c10::impl::ExcludeDispatchKeyGuard {
+  NoAutocast() : ExcludeDispatchKeyGuard(c10::autocast_dispatch_keyset) {}
+};
+
 // The overridden ops of one device type. A call that gemm would not accept, bad arguments included,
 // goes to torch.
 template <c10::DeviceType kDevice>
@@ -131,10 +135,6 @@ struct Routes {
                              const GemmOptions& options = {}) {
     return gemm(low(a), low(b), options);
   }
-
-  struct NoAutocast : c10::impl::ExcludeDispatchKeyGuard {
-    NoAutocast() : ExcludeDispatchKeyGuard(c10::autocast_dispatch_keyset) {}
-  };
 
   static at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                            const OptionalTensor& bias) {

@@ -69,12 +69,12 @@ const Backend& choose(const char* op, c10::Device device) {
   TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu() || device.is_cuda(), op,
                               ": tensors must be on the CPU or a CUDA device, got ", device);
   const Backend* const backend = backend_of(device.type());
-  TORCH_CHECK(backend, op,
-              ": amp_ext was built without CUDA kernels and was given a CUDA tensor; install "
-              "Triton for its "
-              "Triton kernels, or, with a CUDA toolkit and a CUDA build of torch installed, "
-              "rebuild it from "
-              "its source tree with: FORCE_CUDA=1 pip install --force-reinstall --no-deps .");
+  TORCH_CHECK(
+      backend, op,
+      ": amp_ext was built without CUDA kernels and was given a CUDA tensor; install Triton "
+      "for its Triton kernels, or, with a CUDA toolkit and a CUDA build of torch installed, "
+      "rebuild it from its source tree with: FORCE_CUDA=1 pip install --force-reinstall "
+      "--no-deps .");
   return *backend;
 }
 

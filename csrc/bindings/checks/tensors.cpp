@@ -114,6 +114,7 @@ bool same_order(const at::Tensor& a, const at::Tensor& b) {
 
 void GradList::reserve(size_t n) {
   refs_.reserve(n);
+  uses_.reserve(n);
   if (is_written()) written_.reserve(n);
 }
 
@@ -128,6 +129,8 @@ void GradList::add(const at::Tensor& grad) {
   }
   const MemoryRange memory = checked_memory(op_, item, grad, access_);
   const bool dense = grad.is_non_overlapping_and_dense();
+  const int64_t first_bytes = dense || !is_written() ? 0 : grad.element_size();
+  uses_.push_back({memory, "grads", static_cast<int64_t>(refs_.size()), is_written(), first_bytes});
   if (is_written()) {
     check_no_history(op_, item, grad, records_gradients_);
     if (!dense) check_no_internal_overlap(item, grad);
@@ -139,37 +142,21 @@ void GradList::add(const at::Tensor& grad) {
   }
   const at::NoGradGuard no_grad;
   const at::Tensor copy = grad.contiguous();
-  gathered_.push_back({refs_.size(), grad, memory, copy});
+  gathered_.emplace_back(grad, copy);
   refs_.push_back({copy.mutable_data_ptr(), copy.numel(), 0, dtype});
-}
-
-void GradList::add_to(std::vector<MemoryUse>& uses) const {
-  const size_t first = uses.size();
-  for (size_t i = 0; i < refs_.size(); ++i) {
-    const TensorRef& ref = refs_[i];
-    const MemoryRange range(ref.data, ref.numel * size_of(ref.dtype));
-    uses.push_back({range, "grads", static_cast<int64_t>(i), is_written()});
-  }
-  for (const Gathered& g : gathered_) {
-    MemoryUse& use = uses[first + g.index];
-    use.range = g.memory;
-    if (is_written()) use.first_bytes = static_cast<int64_t>(g.view.element_size());
-  }
 }
 
 void GradList::finish_writes() {
   if (!gathered_.empty()) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (const Gathered& g : gathered_) g.view.copy_(g.dense);
+    for (const auto& [view, copy] : gathered_) view.copy_(copy);
   }
   for (at::TensorImpl* const tensor : written_) mark_written(tensor);
 }
 
 void Arguments::check_apart(const GradList* grads) const {
-  std::vector<MemoryUse> uses;
-  uses.reserve(uses_.size() + (grads ? grads->args().size : 0));
-  uses.assign(uses_.begin(), uses_.end());
-  if (grads) grads->add_to(uses);
+  std::vector<MemoryUse> uses(uses_.begin(), uses_.end());
+  if (grads) uses.insert(uses.end(), grads->uses().begin(), grads->uses().end());
   check_overlap(op_, std::move(uses));
 }
 

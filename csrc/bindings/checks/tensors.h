@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <ostream>
+#include <utility>
 #include <vector>
 
 #include "amp_ext/lists.h"
@@ -66,9 +67,8 @@ DType checked_dtype(const char* op, const Name& name, const at::Tensor& tensor, 
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, op, ": ", name,
                               " must be a strided tensor, got layout ", tensor.layout());
   const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype, op, ": ", name,
-                              " must be float16, bfloat16, float32 or float64, got ",
-                              tensor.scalar_type());
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype, '"', op, "\" not implemented for '", tensor.scalar_type(),
+                              "': ", name, " must be float16, bfloat16, float32 or float64");
   return *dtype;
 }
 
@@ -116,25 +116,18 @@ class GradList {
   const char* op() const { return op_; }
   bool is_written() const { return access_ == Access::write; }
 
-  // Appends the memory of all tensors.
-  void add_to(std::vector<MemoryUse>& uses) const;
+  const std::vector<MemoryUse>& uses() const { return uses_; }
 
  private:
-  // A view with holes, where it lies, and the dense copy that kernels work on.
-  struct Gathered {
-    size_t index;
-    at::Tensor view;
-    MemoryRange memory;
-    at::Tensor dense;
-  };
-
   const char* op_;
   Access access_;
   at::Device device_;
   bool records_gradients_ = at::GradMode::is_enabled();
   std::vector<TensorRef> refs_;
   std::vector<c10::TensorImpl*> written_;
-  std::vector<Gathered> gathered_;
+  std::vector<MemoryUse> uses_;
+  // Views with holes, and the dense copies that kernels work on.
+  std::vector<std::pair<at::Tensor, at::Tensor>> gathered_;
 };
 
 // The other tensors of a call, by name.

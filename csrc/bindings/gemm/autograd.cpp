@@ -135,13 +135,6 @@ struct GemmBackward final : Node {
   SavedVariable a_, b_;
 };
 
-// Throws where a forward-mode gradient would be lost: the op does not compute one.
-template <class... Tensors>
-void check_no_forward_gradient(const char* op, const Tensors&... tensors) {
-  TORCH_CHECK_NOT_IMPLEMENTED((!torch::autograd::isFwGradDefined(tensors) && ...), op,
-                              ": forward-mode differentiation is not implemented");
-}
-
 // Returns the result with a history.
 at::Tensor recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
   const auto node = make_node<GemmBackward>();
@@ -166,7 +159,10 @@ at::Tensor recorded_gemm(const at::Tensor& a, const at::Tensor& b, const GemmOpt
 }
 
 at::Tensor gemm_autograd(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {
-  check_no_forward_gradient(kGemm, a, b, options.c, options.bias);
+  using torch::autograd::isFwGradDefined;
+  TORCH_CHECK_NOT_IMPLEMENTED(!isFwGradDefined(a) && !isFwGradDefined(b) &&
+                                  !isFwGradDefined(options.c) && !isFwGradDefined(options.bias),
+                              kGemm, ": forward-mode differentiation is not implemented");
   if (torch::autograd::compute_requires_grad(a, b, options.c, options.bias))
     return recorded_gemm(a, b, options);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

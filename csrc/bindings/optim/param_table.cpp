@@ -49,7 +49,7 @@ PyObject* local_state(PyObject* object, const Sharding& sharding) {
 
 // Replaces the gradient and the states of a DTensor's row by their local tensors, a state that is
 // not sharded as the parameter by null. Returns why kernels do not serve the row, or null. Sets
-// `is_placed` to false where redistribute_grad must be called before the row is made.
+// `is_placed` to false where the gradient must be redistributed before the row is made.
 const char* localize(PyObject* param, const std::vector<State>& needed, ParamRow& row,
                      StateObjects& objects, bool& is_placed) {
   const Sharding sharding = sharding_of(param);

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "backends/backends.h"
-#include "checks/dtensor.h"
 #include "checks/python.h"
 #include "optim/optim.h"
 #include "optim/param_table.h"
@@ -75,7 +74,8 @@ bool releases_gil(const char* op, const std::vector<Updates>& all, const std::ve
   for (size_t i = 0; i < all.size(); ++i) {
     const at::Device device = all[i].device();
     const Backend& backend = choose(op, device);
-    if (&backend == &triton_backend() || !has_passed(backend, family_of(args[i]), device))
+    if (&backend == &triton_backend() ||
+        !is_verified(backend, family_of(args[i]), device, /*known_only=*/true).value_or(false))
       return true;
     const UpdateList& list = args[i].list;
     for (int64_t k = 0; device.is_cpu() && k < list.size; ++k) cpu_numel += list.refs[k].numel;
@@ -104,8 +104,7 @@ class Step {
   }
 
   // Makes the step of all groups with the states of these names. Returns none after the step, else
-  // the reason for no step. If states are missing, the gradients of DTensors have been given the
-  // placements of their parameters. Everything is read and checked before anything is written.
+  // the reason for no step. Everything is read and checked before anything is written.
   template <class Op>
   std::optional<StepRefusal> launch(py::handle param_groups, py::handle state,
                                     const std::vector<std::vector<py::str>>& needed,
@@ -154,10 +153,7 @@ class Step {
         return StepRefusal(*why);
       }
     }
-    if (!is_complete) {
-      redistribute_grads(missing);
-      return StepRefusal(std::move(missing));
-    }
+    if (!is_complete) return StepRefusal(std::move(missing));
     RECORD_FUNCTION(Op::kOp, c10::ArrayRef<const c10::IValue>{});
     std::vector<at::Tensor> kept;  // other threads may drop states without the GIL
     std::optional<py::gil_scoped_release> released;
@@ -179,14 +175,6 @@ class Step {
   }
 
  private:
-  static void redistribute_grads(const std::vector<py::list>& missing) {
-    for (const py::list& params : missing) {
-      for (const py::handle param : params) {
-        if (is_dtensor(param.ptr())) redistribute_grad(param.ptr());
-      }
-    }
-  }
-
   std::vector<Apart> apart_;  // by group
 };
 
