@@ -6,7 +6,6 @@
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -217,17 +216,6 @@ struct Routes {
     return gemm(expanded(a), expanded(b), {});
   }
 
-  static bool is_matrix_product(const at::Tensor& x, const at::Tensor& weight,
-                                const OptionalTensor& bias, c10::SymIntArrayRef stride,
-                                c10::SymIntArrayRef dilation, const c10::SymInt& groups) {
-    return is_routed(kDevice, x, weight, bias) && kind_of(x) == Kind::plain &&
-           (x.dim() == 4 || x.dim() == 3) && weight.dim() == 4 && weight.sym_size(2) == 1 &&
-           weight.sym_size(3) == 1 && x.sym_size(-3) == weight.sym_size(1) && groups == 1 &&
-           all_are(stride, 1) && (dilation.size() == 1 || dilation.size() == 2) &&
-           std::all_of(dilation.begin(), dilation.end(), [](const auto& d) { return d > 0; }) &&
-           (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
-  }
-
   // Computes a convolution with 1 x 1 filters. Result and gradients have torch's memory formats.
   // Gradients reach the arguments through views. The nodes of the views run in the order of torch's
   // hooks: the last node made runs first.
@@ -276,8 +264,15 @@ struct Routes {
   static at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight,
                            const OptionalTensor& bias, c10::SymIntArrayRef stride, Padding padding,
                            c10::SymIntArrayRef dilation, c10::SymInt groups) {
-    if (is_matrix_product(x, weight, bias, stride, dilation, groups) && adds_nothing(padding))
-      return pointwise(x, weight, bias);
+    const bool fits =
+        is_routed(kDevice, x, weight, bias) && kind_of(x) == Kind::plain &&
+        (x.dim() == 4 || x.dim() == 3) && weight.dim() == 4 && weight.sym_size(2) == 1 &&
+        weight.sym_size(3) == 1 && x.sym_size(-3) == weight.sym_size(1) && groups == 1 &&
+        all_are(stride, 1) && adds_nothing(padding) &&
+        (dilation.size() == 1 || dilation.size() == 2) &&
+        std::all_of(dilation.begin(), dilation.end(), [](const auto& d) { return d > 0; }) &&
+        (!bias || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)));
+    if (fits) return pointwise(x, weight, bias);
     return Torchs<Op>::call(x, weight, bias, stride, padding, dilation, groups);
   }
 

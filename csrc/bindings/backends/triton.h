@@ -6,7 +6,6 @@
 
 #include <bit>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "amp_ext/backend.h"

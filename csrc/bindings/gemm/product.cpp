@@ -1,7 +1,6 @@
 #include "gemm/product.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
 
 #include <utility>

@@ -68,7 +68,7 @@ class Updates {
   Updates(const char* op, const RoleNames& names, at::Device device)
       : op_(op), names_(names), device_(device) {}
 
-  void reserve(size_t n);
+  void reserve(size_t n) { refs_.reserve(n); }
 
   // Checks a parameter's tensors and appends them. All tensors are strided, on the device, and in
   // memory that has not been freed; a step has one element, all others the parameter's shape. The

@@ -1,7 +1,6 @@
 // Makes the steps of this package's optimizers.
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -29,13 +28,9 @@ namespace {
 using ScalarTuple = std::tuple<at::Tensor, std::optional<at::Tensor>, std::optional<at::Tensor>,
                                std::optional<double>>;
 
-at::Tensor on(at::Device device, const at::Tensor& tensor) {
-  if (tensor.device() == device && tensor.scalar_type() == at::kFloat) return tensor;
-  return tensor.to(tensor.options().device(device).dtype(at::kFloat), !device.is_cpu());
-}
-
 std::optional<at::Tensor> on(at::Device device, const std::optional<at::Tensor>& tensor) {
-  return tensor ? std::optional(on(device, *tensor)) : std::nullopt;
+  if (!tensor || (tensor->device() == device && tensor->scalar_type() == at::kFloat)) return tensor;
+  return tensor->to(tensor->options().device(device).dtype(at::kFloat), !device.is_cpu());
 }
 
 ScalarTensors scalars_on(at::Device device, const std::optional<ScalarTuple>& tuple) {

@@ -1,5 +1,4 @@
 // Checks the arguments of an update.
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
@@ -14,39 +13,7 @@
 
 namespace amp_ext {
 
-void Updates::reserve(size_t n) { refs_.reserve(n); }
-
 namespace {
-
-UpdateRef ref_of(int64_t numel, const std::array<void*, kRoles>& data,
-                 const std::array<DType, kRoles>& dtypes) {
-  return {.param = data[kParam],
-          .grad = data[kGrad],
-          .exp_avg = data[kExpAvg],
-          .exp_avg_sq = data[kExpAvgSq],
-          .max_exp_avg_sq = data[kMaxExpAvgSq],
-          .copy = data[kCopy],
-          .step = static_cast<float*>(data[kStep]),
-          .param_dtype = dtypes[kParam],
-          .grad_dtype = dtypes[kGrad],
-          .exp_avg_dtype = dtypes[kExpAvg],
-          .exp_avg_sq_dtype = dtypes[kExpAvgSq],
-          .copy_dtype = dtypes[kCopy],
-          .numel = numel,
-          .first_chunk = 0};
-}
-
-// Compares the sizes of contiguous tensors.
-bool same_sizes(const at::TensorImpl& a, const at::TensorImpl& b) {
-  const int64_t dims = a.dim();
-  if (dims != b.dim() || a.numel() != b.numel()) return false;
-  if (dims <= 1) return true;
-  const at::IntArrayRef of_a = a.sizes(), of_b = b.sizes();
-  for (int64_t d = 0; d < dims; ++d) {
-    if (of_a[d] != of_b[d]) return false;
-  }
-  return true;
-}
 
 bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
@@ -68,7 +35,8 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
       plain_dtypes_[role] = *other;
     }
     dtype = plain_dtypes_[role];
-    if (role == kStep ? tensor->numel() != 1 || dtype != DType::f32 : !same_sizes(*tensor, *param))
+    if (role == kStep ? tensor->numel() != 1 || dtype != DType::f32
+                      : tensor->sizes() != param->sizes())
       return false;
     void* const memory = plain_memory(*tensor, role == kStep ? 1 : numel, size_of(dtype),
                                       role == kGrad ? Access::read : Access::write);
@@ -147,7 +115,20 @@ void Updates::add_checked(const UpdateTensors& tensors) {
         at::empty_strided(param.sizes(), param.strides(), grad.options()).copy_(grad));
     data[kGrad] = gathered_.back().mutable_data_ptr();
   }
-  refs_.push_back(ref_of(param.numel(), data, dtypes));
+  refs_.push_back({.param = data[kParam],
+                   .grad = data[kGrad],
+                   .exp_avg = data[kExpAvg],
+                   .exp_avg_sq = data[kExpAvgSq],
+                   .max_exp_avg_sq = data[kMaxExpAvgSq],
+                   .copy = data[kCopy],
+                   .step = static_cast<float*>(data[kStep]),
+                   .param_dtype = dtypes[kParam],
+                   .grad_dtype = dtypes[kGrad],
+                   .exp_avg_dtype = dtypes[kExpAvg],
+                   .exp_avg_sq_dtype = dtypes[kExpAvgSq],
+                   .copy_dtype = dtypes[kCopy],
+                   .numel = param.numel(),
+                   .first_chunk = 0});
   if (!param.unsafeGetTensorImpl()->is_python_dispatch()) plain_keys_ = param.key_set();
 }
 
