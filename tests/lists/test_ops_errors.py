@@ -104,7 +104,12 @@ FAULTS: list[Fault] = [
     ("unscale_", "grads", second(window), f"grads[1] has strides [1, 1]: {OVERLAPS}"),
     ("update_scale_", "next_step", lambda t: t[:2], "next_step must have shape [3], got shape [2]"),
     ("update_scale_", "next_step", holes, "next_step must be contiguous, got strides [2]"),
-    ("update_scale_", "found_infs", lambda _: [], "found_infs must hold from 1 to 448 tensors, got 0"),
+    (
+        "update_scale_",
+        "found_infs",
+        lambda _: [],
+        "found_infs must hold from 1 to 448 tensors, got 0",
+    ),
     ("update_scale_", "hysteresis", lambda _: 0, "hysteresis must be from 1 to 2147483647, got 0"),
     ("update_scale_", "hysteresis_tracker", lambda _: None, "got None"),
     ("cast_", "inputs", lambda x: x[:2], "inputs must have as many tensors as outputs, 3, got 2"),

@@ -155,8 +155,9 @@ def of_lists() -> Iterator[Case]:
         extreme = [x * factor for x in numbers(dtype, (5, 2051, 16391))]
         yield of_norm(f"of {factor} {text_of(dtype)}", extreme)
     for dtype in (F16, BF16, F32):
-        small, least = (make(dtype, (5, 2051, 16391)) for make in (numbers, least_numbers))
-        yield of_norm(f"{text_of(dtype)} times 1e-23", small, scalar(1e-23))
+        some, least = (make(dtype, (5, 2051, 16391)) for make in (numbers, least_numbers))
+        for factor in (1e-23, 1e20):
+            yield of_norm(f"{text_of(dtype)} times {factor}", some, scalar(factor))
         factor = scalar(1e-20 if dtype == F16 else 1)
         yield of_norm(f"least {text_of(dtype)}", least, factor)
     yield from of_scales()

@@ -72,8 +72,10 @@ struct Share {
   __device__ explicit Share(const Table& table) {
     const uint32_t pieces = table.chunks * kChunkPieces, per_block = pieces / gridDim.x;
     const uint32_t longer_blocks = pieces - per_block * gridDim.x;
-    begin = blockIdx.x * per_block + (blockIdx.x < longer_blocks ? blockIdx.x : longer_blocks);
-    end = begin + per_block + (blockIdx.x < longer_blocks);
+    const auto begin_of = [=](uint32_t block) {
+      return block * per_block + (block < longer_blocks ? block : longer_blocks);
+    };
+    begin = begin_of(blockIdx.x), end = begin_of(blockIdx.x + 1);
     if (begin < end) first = owner_of(table.entries(), table.size, begin / kChunkPieces);
   }
 };
