@@ -2,14 +2,13 @@
 
 Triton's own call looks a compiled kernel up by the type, value and alignment of every argument. The
 look-up takes longer than most launches here. Kernels here take addresses as numbers, and no number
-compiles a kernel anew: a Launcher looks it up by constants alone. Launch hooks, as profilers set
+compiles a kernel anew: a Launcher looks it up by its device alone. Launch hooks, as profilers set
 them, see every launch.
 """
 
 from __future__ import annotations
 
 import functools
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -56,13 +55,11 @@ def launch(compiled: Any, programs: int, stream: int, arguments: tuple[Any, ...]
 
 
 class Launcher:
-    """A kernel with its options, compiled once per device and set of constants."""
+    """A kernel with its options, compiled once per device."""
 
     def __init__(self, kernel: Any, **options: Any) -> None:
         self.kernel, self.options = kernel, options
-        constants = [] if INTERPRETED.value else [p.num for p in kernel.params if p.is_constexpr]
-        self._constants = itemgetter(*constants) if constants else lambda arguments: None
-        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self._compiled: dict[int, Any] = {}
 
     def __call__(self, programs: int, *arguments: Any) -> None:
         """Launch programs with all of the kernel's arguments, in order."""
@@ -70,10 +67,9 @@ class Launcher:
             self.kernel[(programs,)](*arguments, **self.options)
             return
         device = driver.active.get_current_device()
-        form = (device, self._constants(arguments))
-        compiled = self._compiled.get(form)
+        compiled = self._compiled.get(device)
         if compiled is None:
-            self._compiled[form] = self.kernel[(programs,)](*arguments, **self.options)
+            self._compiled[device] = self.kernel[(programs,)](*arguments, **self.options)
         else:
             launch(compiled, programs, driver.active.get_current_stream(device), arguments)
 

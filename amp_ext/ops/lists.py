@@ -165,13 +165,9 @@ def _check_finite_cases() -> Iterator[Case]:
 # ---- grad_norm ---------------------------------------------------------------------------------
 
 
-@op("found_inf", "norms")
+@op("found_inf")
 def grad_norm(
-    grads: Sequence[Tensor],
-    found_inf: Tensor,
-    inv_scale: Tensor | None = None,
-    *,
-    norms: Tensor | None = None,
+    grads: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor | None = None
 ) -> Tensor:
     """Return the L2 norm of ``grads * inv_scale``, and check it, in one read.
 
@@ -181,7 +177,6 @@ def grad_norm(
             cleared.
         inv_scale: float32, 1 element; 1 when it is None. The product is float32, or float64 for
             float64 gradients.
-        norms: float32, shape [len(grads)], contiguous. Receives the norm of each tensor alone.
 
     Returns:
         The norm, a 0-dim float32 tensor on the gradients' device: sqrt(sum of squares). The op
@@ -191,28 +186,23 @@ def grad_norm(
     factor = 1.0 if inv_scale is None else inv_scale.item()
     products = [_product(grad, factor) for grad in grads]
     _check(products, found_inf)
-    squares = torch.zeros(len(grads), dtype=torch.float64, device=found_inf.device)
-    for square, product in zip(squares, products, strict=True):
-        square += product.double().square().sum()
-    if norms is not None:
-        norms.copy_(squares.sqrt())
-    norm = squares.sum().sqrt().float()
+    squares = torch.zeros((), dtype=torch.float64, device=found_inf.device)
+    for product in products:
+        squares += product.double().square().sum()
+    norm = squares.sqrt().float()
     _check([norm], found_inf)
     return norm
 
 
 @cases(grad_norm)
 def _grad_norm_cases() -> Iterator[Case]:
-    yield Case("the example", _call(_example_grads(), 0.5, norms=full(0.0, 3)))
+    yield Case("the example", _call(_example_grads(), 0.5))
     # Float32 holds the sum of 32 squares exactly.
     grads = gradients(integers(CHUNK + 3, limit=511))
-    yield Case("the norm alone", _call(grads))
-    each = {"norms": full(0.0, len(grads))}
-    yield Case("a factor, and the norm of each", _call(grads, 0.5, **each))
-    yield Case("an infinity", _call(with_value(INF, grads, 3, CHUNK), 0.5, **each))
+    yield Case("no factor", _call(grads))
+    yield Case("a factor", _call(grads, 0.5))
+    yield Case("an infinity", _call(with_value(INF, grads, 3, CHUNK), 0.5))
     yield Case("a NaN", _call(with_value(NAN, grads, 0, 0), 0.5))
-    several = list(integers(2003, limit=511).float().split(5))
-    yield Case("several tensors to a block", _call(several, norms=full(0.0, len(several))))
     yield Case("a norm beyond float32", _call([full(3e38, 5)]))
     yield Case("a long list", _call(list(integers(7001, limit=511).float().split(5)), 0.5))
 

@@ -74,17 +74,15 @@ def keys(variant: Variant) -> set[str]:
     from triton.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    params = variant.kernel.params
     backend = make_backend(GPUTarget("cuda", 90, 32))
-    bind = create_function_from_signature(variant.kernel.signature, params, backend)
+    bind = create_function_from_signature(variant.kernel.signature, variant.kernel.params, backend)
     found = set()
     for number in (0, 1, 2, 16, 2**31, 2**40, 2**63 - 16, -16, 0.0, 1.0):
         numbers = [
             number if parameter.annotation_type == "fp32" else int(number)
-            for parameter in params
-            if not parameter.is_constexpr
+            for parameter in variant.kernel.params
         ]
-        _, *key = bind(*numbers, **variant.constexprs, **variant.options, debug=False)
+        _, *key = bind(*numbers, **variant.options, debug=False)
         found.add(str(key))
     return found
 

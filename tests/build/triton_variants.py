@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ ACCESSES = {
 
 
 def list_variants() -> Iterator[Variant]:
-    """Yield the kernels of lists and optim, with either value of each constexpr parameter."""
+    """Yield the kernels of lists and optim."""
     import amp_ext.triton_kernels as package
     from amp_ext.triton_kernels.launch import Launcher
 
@@ -45,22 +44,18 @@ def list_variants() -> Iterator[Variant]:
     for launcher in found:
         if not isinstance(launcher, Launcher):
             continue
-        params = launcher.kernel.params
-        types = {p.name: p.annotation_type for p in params if not p.is_constexpr}
-        flags = [p.name for p in params if p.is_constexpr]
-        for values in itertools.product((False, True), repeat=len(flags)):
-            constexprs = dict(zip(flags, values, strict=True))
-            name = launcher.kernel.__name__
-            yield Variant(
-                " ".join([name, *(f"{n}={v}" for n, v in constexprs.items())]),
-                launcher.kernel,
-                types | dict.fromkeys(flags, "constexpr"),
-                constexprs,
-                launcher.options,
-                ACCESSES.get(name, (READS, WRITES)),
-                programs=getattr(launcher, "programs", 1),
-                last_reads="ticket" in types,
-            )
+        name = launcher.kernel.__name__
+        types = {p.name: p.annotation_type for p in launcher.kernel.params}
+        yield Variant(
+            name,
+            launcher.kernel,
+            types,
+            {},
+            launcher.options,
+            ACCESSES.get(name, (READS, WRITES)),
+            programs=getattr(launcher, "programs", 1),
+            last_reads="ticket" in types,
+        )
 
 
 # ---- products ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 
 import reference
 from amp_ext import ops
-from cases import FLOATS, SIZES, assert_all_same, random, threads, unwritten
+from cases import FLOATS, SIZES, assert_same, random, threads, unwritten
 from executors import CUDA, Executor, against_oracle, every_executor
 from fake_cuda.recorder import schedule
 
@@ -62,24 +62,17 @@ def test_equals_the_norm_of_python_floats(
 @against_oracle
 @pytest.mark.parametrize("count", [0, 1, 7, 2000])
 @pytest.mark.parametrize("factor", [None, 1 / 3])
-def test_norm_of_each_tensor(executor: Executor, count: int, factor: float | None) -> None:
-    """Norms per tensor are right for short, empty and long tensors.
-
-    Long tensors have several chunks and blocks.
-    """
+def test_norm_of_short_empty_and_long_tensors(
+    executor: Executor, count: int, factor: float | None
+) -> None:
+    """Long tensors have several chunks and blocks."""
     count = executor.length(count)
     sizes = [(0, 1, 97, 16384, 70_001, 0, 16385)[i % 7] if i < 14 else i % 41 for i in range(count)]
     grads = [random((size,), FLOATS[i % 4], executor.device) for i, size in enumerate(sizes)]
-    norms = torch.full((count,), math.nan, device=executor.device)
     inv_scale = None if factor is None else executor.scalar(factor)
-    with unwritten(grads):
-        total = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=norms)
-    expected = torch.zeros(count, device=executor.device)
-    expected_total = reference.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=expected)
-    for value, other, size in zip(norms.tolist(), expected.tolist(), sizes, strict=True):
-        assert value == pytest.approx(other, rel=tolerance(executor, size), abs=0.0)
+    expected = reference.grad_norm(grads, executor.scalar(0.0), inv_scale).item()
     allowed = tolerance(executor, sum(sizes))
-    assert total.item() == pytest.approx(expected_total.item(), rel=allowed, abs=0.0)
+    assert norm(executor, grads, factor)[0] == pytest.approx(expected, rel=allowed, abs=0.0)
 
 
 @every_executor
@@ -98,11 +91,8 @@ def test_bitwise_repeatable(executor: Executor) -> None:
     inv_scale, results = executor.scalar(1 / 3), []
     for run in executor.some(range(50), 3):
         with threads(1 + run % 2):
-            norms = torch.zeros(len(grads), device=executor.device)
-            norm = executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale)
-            executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale, norms=norms)
-        results.append([norm, norms])
-        assert_all_same(results[-1], results[0])
+            results.append(executor.ops.grad_norm(grads, executor.scalar(0.0), inv_scale))
+        assert_same(results[-1], results[0])
 
 
 @pytest.mark.fake_cuda
@@ -111,7 +101,6 @@ def test_no_schedule_changes_a_bit() -> None:
     grads = [random((size,), FLOATS[i % 4], CUDA) for i, size in enumerate(SIZES)]
     results = []
     for seed in range(8):
-        norms, found_inf = torch.zeros(len(grads), device=CUDA), torch.zeros((), device=CUDA)
         with schedule(seed, multiprocessors=(1, 4)[seed // 4]):
-            results.append([ops.grad_norm(grads, found_inf, norms=norms), norms])
-        assert_all_same(results[-1], results[0])
+            results.append(ops.grad_norm(grads, torch.zeros((), device=CUDA)))
+        assert_same(results[-1], results[0])

@@ -9,7 +9,7 @@ from amp_ext.triton_kernels.numerics import device_function, is_any, is_row_fini
 
 @kernel
 def check_finite_kernel(table: tl.int64, size: tl.int64, chunks: tl.int64, found_inf: tl.int64):
-    bad = walk_tensors(table, size, chunks, _check, None, tl.zeros((ROWS,), tl.int1), None)
+    bad = walk_tensors(table, size, chunks, _check, tl.zeros((ROWS,), tl.int1), None)
     tl.store(pointer(found_inf, tl.float32), 1.0, mask=is_any(bad))
 
 

@@ -61,17 +61,6 @@ def begin_of_share(chunks, program):
 
 
 @device_function
-def program_of(chunks, chunk):
-    """Return the program that owns a chunk."""
-    programs = number(tl.num_programs(0))
-    per_program = chunks // programs
-    longer = chunks - per_program * programs
-    of_longer = longer * (per_program + 1)
-    after = longer + (chunk - of_longer) // max(per_program, 1)
-    return tl.where(chunk < of_longer, chunk // (per_program + 1), after)
-
-
-@device_function
 def first_chunk_of(word):
     """Return the first chunk from an entry's last word."""
     return word & 0xFFFFFFFF
@@ -123,13 +112,13 @@ def walk(table, words: tl.constexpr, size, chunks, visit: tl.constexpr, state, a
 
 
 @device_function
-def walk_tensors(table, size, chunks, visit: tl.constexpr, leave: tl.constexpr, state, arguments):
+def walk_tensors(table, size, chunks, visit: tl.constexpr, state, arguments):
     """Return `state` after all of this program's blocks of a list of tensors.
 
     For each block: state = visit(at, mask, state, arguments), with pointers to rows and the mask of
-    existing rows. After each segment: state = leave(tensor, state, arguments), unless it is None.
+    existing rows.
     """
-    return walk(table, ENTRY_WORDS, size, chunks, _visit_tensor, state, (visit, leave, arguments))
+    return walk(table, ENTRY_WORDS, size, chunks, _visit_tensor, state, (visit, arguments))
 
 
 @device_function
@@ -144,8 +133,6 @@ def _visit_tensor(tensor, entry, begin, count, state, arguments):
         state = _visit_segment(data, tl.bfloat16, begin, count, state, arguments)
     else:
         state = _visit_segment(data, tl.float64, begin, count, state, arguments)
-    if arguments[1] is not None:
-        state = arguments[1](tensor, state, arguments[2])
     return state
 
 
@@ -163,12 +150,12 @@ def _visit_segment(data, dtype: tl.constexpr, begin, count, state, arguments):
         at = pointer(address, dtype) + rows
         if whole > 0:
             at += tl.where(rows < head, 0, whole * row)
-        state = arguments[0](at[:, None], rows < others, state, arguments[2])
+        state = arguments[0](at[:, None], rows < others, state, arguments[1])
     aligned = address + head * size
     for done in range(0, whole, ROWS):
         at = pointer(aligned + done * 16, dtype, True) + rows_of(rows, row)
         mask = rows < tl.cast(min(whole - done, ROWS), tl.int32)
-        state = arguments[0](at, mask, state, arguments[2])
+        state = arguments[0](at, mask, state, arguments[1])
     return state
 
 

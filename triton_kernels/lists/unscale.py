@@ -36,7 +36,7 @@ def unscale_kernel(
     if finite & (writes | (clips == 0)):
         bad = tl.zeros((ROWS,), tl.int1)
         factors = (inv_scale, coefficient, writes)
-        bad = walk_tensors(table, size, chunks, _scale, None, bad, factors)
+        bad = walk_tensors(table, size, chunks, _scale, bad, factors)
         tl.store(found_inf, 1.0, mask=is_any(bad))
     else:
         tl.store(found_inf, 1.0, mask=finite == 0)

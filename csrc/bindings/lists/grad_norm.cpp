@@ -11,8 +11,7 @@ namespace amp_ext {
 namespace {
 
 at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
-                        const std::optional<at::Tensor>& inv_scale,
-                        const std::optional<at::Tensor>& norms) {
+                        const std::optional<at::Tensor>& inv_scale) {
   constexpr auto op = "amp_ext::grad_norm";
   const GradList list(op, Access::read, grads, found_inf.device());
   Arguments arguments(op, found_inf.device());
@@ -20,7 +19,6 @@ at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
   args.grads = list.args();
   args.found_inf = arguments.write<float>("found_inf", found_inf);
   args.inv_scale = arguments.read<float>("inv_scale", inv_scale);
-  args.norms = arguments.write_all("norms", norms, args.grads.size);
   arguments.check_apart(&list);
   const at::Tensor norm = at::empty({}, found_inf.options());
   args.norm = norm.mutable_data_ptr<float>();
@@ -32,10 +30,10 @@ at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
 }  // namespace
 
 Status TritonBackend::grad_norm(const GradNormArgs& a, Services& services) const {
-  void* const partial_sums = services.scratch(partial_sum_count(a) * sizeof(double));
+  void* const partial_sums = services.scratch(kGradNormMaxBlocks * sizeof(double));
   return launch_list("lists.grad_norm", "grad_norm", a.grads, services, true, address(a.inv_scale),
-                     address(a.found_inf), address(a.norm), address(a.norms), address(partial_sums),
-                     address(services.tickets(1)), a.norms != nullptr);
+                     address(a.found_inf), address(a.norm), address(partial_sums),
+                     address(services.tickets(1)));
 }
 
 TORCH_LIBRARY_FRAGMENT(amp_ext, m) { implement(m, "grad_norm", TORCH_FN(grad_norm_op)); }

@@ -1,5 +1,6 @@
 #include <atomic>
 #include <cmath>
+#include <numeric>
 
 #include "backend.h"
 #include "isa/span.h"
@@ -24,14 +25,7 @@ Status CpuBackend::grad_norm(const GradNormArgs& args, Services& services) const
     partial_sums[chunk.index] = sum;
   });
 
-  double total = 0;
-  const double* next = partial_sums;
-  for (int64_t i = 0; i < args.grads.size; ++i) {
-    double sum = 0;
-    for (int64_t left = chunk_count(args.grads.refs[i].numel); left > 0; --left) sum += *next++;
-    if (args.norms) args.norms[i] = static_cast<float>(std::sqrt(sum));
-    total += sum;
-  }
+  const double total = std::accumulate(partial_sums, partial_sums + chunks, 0.0);
   *args.norm = static_cast<float>(std::sqrt(total));
   if (found || !std::isfinite(*args.norm)) *args.found_inf = 1.0f;
   return Status::ok;

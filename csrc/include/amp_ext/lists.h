@@ -92,20 +92,16 @@ struct CastArgs {
   CastList casts;
 };
 
-// Computes *norm = L2 norm of grads * inv_scale, and norms[i] = the norm of tensor i. Sets
-// found_inf = 1 if a product or the norm is not finite.
+// Computes *norm = L2 norm of grads * inv_scale, and sets found_inf = 1 if a product or the norm is
+// not finite.
 struct GradNormArgs {
   TensorList grads;
   const float* inv_scale;  // null means 1
   float* found_inf;
   float* norm;
-  float* norms;  // may be null
 };
 
 // The largest number of partial sums of squares in the CUDA and the Triton kernel.
 constexpr int kGradNormMaxBlocks = 1024;
-inline int64_t partial_sum_count(const GradNormArgs& args) {
-  return kGradNormMaxBlocks + (args.norms ? args.grads.size : 0);
-}
 
 }  // namespace amp_ext

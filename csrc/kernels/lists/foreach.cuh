@@ -62,32 +62,20 @@ struct DeviceTable {
   __device__ const Entry* entries() const { return device_entries; }
 };
 
-// Divides the pieces of all chunks between a grid's blocks. Each block has a contiguous range; the
-// ranges of the first blocks are one piece longer.
-struct Shares {
-  uint32_t per_block, longer_blocks;
-  __device__ explicit Shares(uint32_t chunks)
-      : per_block(chunks * kChunkPieces / gridDim.x),
-        longer_blocks(chunks * kChunkPieces - per_block * gridDim.x) {}
-  __device__ uint32_t begin(uint32_t block) const {
-    return block * per_block + (block < longer_blocks ? block : longer_blocks);
-  }
-  __device__ uint32_t block_of(uint32_t piece) const {
-    const uint32_t of_longer = longer_blocks * (per_block + 1);  // pieces of the longer blocks
-    return piece < of_longer ? piece / (per_block + 1)
-                             : longer_blocks + (piece - of_longer) / per_block;
-  }
-};
-
-// The calling block's range of pieces, and the index of the entry that owns its first piece.
+// The calling block's range of all chunks' pieces, and the index of the entry that owns its first
+// piece. The ranges of the first blocks are one piece longer.
 struct Share {
   uint32_t begin, end;
   int first = 0;
 
   template <class Table>
   __device__ explicit Share(const Table& table) {
-    const Shares shares(table.chunks);
-    begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
+    const uint32_t pieces = table.chunks * kChunkPieces, per_block = pieces / gridDim.x;
+    const uint32_t longer_blocks = pieces - per_block * gridDim.x;
+    const auto begin_of = [=](uint32_t block) {
+      return block * per_block + (block < longer_blocks ? block : longer_blocks);
+    };
+    begin = begin_of(blockIdx.x), end = begin_of(blockIdx.x + 1);
     if (begin < end) first = owner_of(table.entries(), table.size, begin / kChunkPieces);
   }
 };

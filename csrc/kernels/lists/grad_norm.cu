@@ -1,9 +1,9 @@
-// grad_norm: the L2 norm of grads * inv_scale, also per tensor, with the finiteness check. One
-// launch only reads the gradients.
+// grad_norm: the L2 norm of grads * inv_scale, with the finiteness check. One launch only reads the
+// gradients.
 //
-// Each block stores an fp64 sum of squares for its part of a tensor, or of the list. The block with
-// the last ticket adds the sums in order. The grid depends only on the list and the device, so
-// results are bitwise equal in every run.
+// Each block stores an fp64 sum of squares for its part of the list. The block with the last ticket
+// adds the sums in order. The grid depends only on the list and the device, so results are bitwise
+// equal in every run.
 #include "foreach.cuh"
 #include "reduce.cuh"
 
@@ -116,81 +116,21 @@ struct SumSquares {
   }
 };
 
-// Sums the squares of the block's part of each tensor. The slot block + tensor is unique, since the
-// pairs (block, tensor) with a part, in order, grow in one number or in both.
-struct SumSquaresPerTensor : SumSquares {
-  double* partial_sums;
-  Shared& shared;
-  int tensor = -1;
-
-  __device__ SumSquaresPerTensor(float inv_scale, double* partial_sums, Shared& shared)
-      : SumSquares{inv_scale}, partial_sums(partial_sums), shared(shared) {}
-
-  // Begins a tensor, or ends the last one if it is -1. All threads of the block take part.
-  __device__ void enter(int next) {
-    if (tensor >= 0 && next != tensor) {
-      const double total = block_sum(sum, shared.sum);
-      if (threadIdx.x == 0) partial_sums[blockIdx.x + tensor] = total;
-      ptx::block_sync();
-      sum = 0;
-    }
-    tensor = next;
-  }
-};
-
-// Returns the thread's addend to the norm of the list, after its warp's partial norms are stored.
 template <class Table>
-__device__ double finish_norms(const Table& table, const double* partial_sums, float* norms) {
-  const Shares shares(table.chunks);
-  const TensorRef* entries = table.entries();
-  const int lane = threadIdx.x % 32;
-  double mine = 0;
-  for (int i = threadIdx.x / 32; i < table.size; i += kForeachThreads / 32) {
-    double sum = 0;
-    if (const int64_t numel = entries[i].numel; numel > 0) {
-      const uint32_t begin = entries[i].first_chunk * kChunkPieces;
-      const uint32_t last = shares.block_of(begin + (numel - 1) / kPieceElements);
-      for (uint32_t block = shares.block_of(begin) + lane; block <= last; block += 32)
-        sum += ptx::load_l2(&partial_sums[block + i]);
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) norms[i] = static_cast<float>(sqrt(sum));
-    if (lane == 0) mine += sum;
-  }
-  return mine;
-}
-
-template <class Table, bool kPerTensor>
 __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_norm_kernel(
     const Table __grid_constant__ table, const float* inv_scale, float* found_inf, float* norm,
-    float* norms, double* partial_sums, uint32_t* tickets) {
+    double* partial_sums, uint32_t* tickets) {
   begin_grid();
   auto& shared = ptx::shared<Shared>();
-  const float factor = inv_scale ? *inv_scale : 1.0f;
-  if constexpr (kPerTensor) {
-    SumSquaresPerTensor body(factor, partial_sums, shared);
-    for_each_span<kForeachThreads>(
-        table, Share(table), [&](const TensorRef& entry, const ForeachSpan& span) {
-          body.enter(span.tensor);
-          with_elements(entry.data, entry.dtype,
-                        [&](auto* data) { body.visit(span, data + span.offset); });
-        });
-    body.enter(-1);
-  } else {
-    SumSquares body{factor};
-    visit_spans(table, body);
-    const double sum = block_sum(body.sum, shared.sum);
-    if (threadIdx.x == 0) partial_sums[blockIdx.x] = sum;
-  }
+  SumSquares body{inv_scale ? *inv_scale : 1.0f};
+  visit_spans(table, body);
+  const double sum = block_sum(body.sum, shared.sum);
+  if (threadIdx.x == 0) partial_sums[blockIdx.x] = sum;
   if (!is_last_block(tickets, gridDim.x, shared.last)) return;
 
   double mine = 0;
-  if constexpr (kPerTensor) {
-    mine = finish_norms(table, partial_sums, norms);
-  } else {
-    for (int i = threadIdx.x; i < gridDim.x; i += kForeachThreads)
-      mine += ptx::load_l2(&partial_sums[i]);
-  }
+  for (int i = threadIdx.x; i < gridDim.x; i += kForeachThreads)
+    mine += ptx::load_l2(&partial_sums[i]);
   const double total = block_sum(mine, shared.sum);
   if (threadIdx.x != 0) return;
   *norm = static_cast<float>(sqrt(total));  // not finite if a product is not
@@ -201,14 +141,13 @@ __global__ __launch_bounds__(kForeachThreads, kForeachBlocksPerSm) void grad_nor
 
 Status cuda::CudaBackend::grad_norm(const GradNormArgs& args, Services& services) const {
   auto* const partial_sums =
-      static_cast<double*>(services.scratch(partial_sum_count(args) * sizeof(double)));
+      static_cast<double*>(services.scratch(kGradNormMaxBlocks * sizeof(double)));
   uint32_t* const tickets = services.tickets(1);
   return launch_list(args.grads, services, [&](const auto& table, const Target& target) {
     using Table = std::decay_t<decltype(table)>;
     const int blocks = std::clamp(foreach_blocks(table.chunks, target), 1, kGradNormMaxBlocks);
-    const auto kernel = args.norms ? grad_norm_kernel<Table, true> : grad_norm_kernel<Table, false>;
-    return launch(kernel, blocks, kForeachThreads, sizeof(Shared), target.stream, table,
-                  args.inv_scale, args.found_inf, args.norm, args.norms, partial_sums, tickets);
+    return launch(grad_norm_kernel<Table>, blocks, kForeachThreads, sizeof(Shared), target.stream,
+                  table, args.inv_scale, args.found_inf, args.norm, partial_sums, tickets);
   });
 }
 
