@@ -53,7 +53,7 @@ def test_no_or_two_elements_for_one(place: Place, size: int) -> None:
     """An argument of one element refuses none and two."""
     values = arguments(place.op)
     place.put(values, place.of(values).new_zeros(size))
-    text = rf"{place.said} must be a 1-element tensor, got shape \[{size}\]"
+    text = rf"{place.said} must be contiguous, of size 1, got shape \[{size}\]"
     assert_refused(place.op, values, text)
 
 
@@ -102,8 +102,8 @@ FAULTS: list[Fault] = [
     *SHAPES,
     ("unscale_", "grads", second(lambda t: t[:1].expand(4, 2)), OVERLAPS),
     ("unscale_", "grads", second(window), f"grads[1] has strides [1, 1]: {OVERLAPS}"),
-    ("update_scale_", "next_step", lambda t: t[:2], "next_step must have shape [3], got shape [2]"),
-    ("update_scale_", "next_step", holes, "next_step must be contiguous, got strides [2]"),
+    ("update_scale_", "next_step", lambda t: t[:2], "next_step must be contiguous, of size 3"),
+    ("update_scale_", "next_step", holes, "got shape [3] and strides [2]"),
     (
         "update_scale_",
         "found_infs",

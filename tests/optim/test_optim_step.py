@@ -258,6 +258,21 @@ def test_storage_that_torch_does_not_know() -> None:
 # ---- an ordinary optimizer ---------------------------------------------------------------------
 
 
+def test_an_overridden_init_group_is_called() -> None:
+    """torch's code makes the step of a subclass that changes what is stepped."""
+
+    class Signs(optim.SGD):
+        def _init_group(self, group: Any, params: Any, grads: Any, *states: Any) -> Any:
+            result = super()._init_group(group, params, grads, *states)
+            grads[:] = [grad.sign() for grad in grads]
+            return result
+
+    param = nn.Parameter(torch.ones(2))
+    param.grad = torch.full((2,), 5.0)
+    Signs([param], lr=1.0).step()
+    assert param.tolist() == [0.0, 0.0]
+
+
 def test_hooks_closure_and_profiler() -> None:
     optimizer = optim.AdamW(params_of())
     calls: list[Any] = []

@@ -9,40 +9,18 @@
 #include <utility>
 
 namespace amp_ext {
-namespace {
-
-void check_strided(const char* op, const char* name, const at::Tensor& tensor, at::Device device) {
+void* elements(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType type,
+               at::Device device, int64_t size) {
   check_device(op, name, tensor, device);
   TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", name,
               " must be a strided tensor, got layout ", tensor.layout());
-}
-
-void* checked_data(const char* op, const char* name, const at::Tensor& tensor,
-                   at::ScalarType type) {
+  TORCH_CHECK(tensor.numel() == size && tensor.is_contiguous(), op, ": ", name,
+              " must be contiguous, of size ", size, ", got shape ", tensor.sizes(),
+              " and strides ", tensor.strides());
   TORCH_CHECK(tensor.scalar_type() == type, op, ": ", name, " must be a ", type, " tensor, got ",
               tensor.scalar_type());
   check_not_negated(op, name, tensor);
   return checked_memory(op, name, tensor, Access::write).data();
-}
-
-}  // namespace
-
-void* one_element(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType type,
-                  at::Device device) {
-  check_strided(op, name, tensor, device);
-  TORCH_CHECK(tensor.numel() == 1, op, ": ", name, " must be a 1-element tensor, got shape ",
-              tensor.sizes());
-  return checked_data(op, name, tensor, type);
-}
-
-float* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
-                at::Device device) {
-  check_strided(op, name, tensor, device);
-  TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == size, op, ": ", name, " must have shape [",
-              size, "], got shape ", tensor.sizes());
-  TORCH_CHECK(tensor.is_contiguous(), op, ": ", name, " must be contiguous, got strides ",
-              tensor.strides());
-  return static_cast<float*>(checked_data(op, name, tensor, at::kFloat));
 }
 
 void check_max_norm(const char* op, std::optional<double> max_norm, bool norm_given) {

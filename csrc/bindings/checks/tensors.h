@@ -25,15 +25,10 @@ void check_device(const char* op, const Name& name, const at::Tensor& tensor, at
               tensor.device(), " and others are on ", device);
 }
 
-// Returns a pointer to the one element of `tensor`. Throws unless it has one element of this type,
-// in memory of its own and as it is stored there, and lies on `device`.
-void* one_element(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType type,
-                  at::Device device);
-
-// Returns a pointer to the elements of `tensor`. Throws likewise unless it is a contiguous float32
-// tensor of shape [size].
-float* elements(const char* op, const char* name, const at::Tensor& tensor, int64_t size,
-                at::Device device);
+// Returns a pointer to the elements of `tensor`. Throws unless it is a contiguous tensor of `size`
+// elements of this type, in memory of its own and as it is stored there, and lies on `device`.
+void* elements(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType type,
+               at::Device device, int64_t size = 1);
 
 // Throws for a negated view. Its values are the negatives of the stored numbers.
 template <class Name>
@@ -135,28 +130,21 @@ class Arguments {
  public:
   Arguments(const char* op, at::Device device) : op_(op), device_(device) {}
 
-  // Return one_element, or null for no tensor.
+  // Return elements, or null for no tensor.
   template <class T>
   const T* read(const char* name, const std::optional<at::Tensor>& tensor) {
     if (!tensor) return nullptr;
-    const T* const data = element<T>(name, *tensor);
+    void* const data = elements(op_, name, *tensor, c10::CppTypeToScalarType<T>::value, device_);
     read_tensor(name, *tensor);
-    return data;
+    return static_cast<const T*>(data);
   }
   template <class T>
-  T* write(const char* name, const std::optional<at::Tensor>& tensor) {
+  T* write(const char* name, const std::optional<at::Tensor>& tensor, int64_t size = 1) {
     if (!tensor) return nullptr;
-    T* const data = element<T>(name, *tensor);
+    constexpr auto type = c10::CppTypeToScalarType<T>::value;
+    void* const data = elements(op_, name, *tensor, type, device_, size);
     write_tensor(name, *tensor);
-    return data;
-  }
-
-  // Returns elements, or null for no tensor.
-  float* write_all(const char* name, const std::optional<at::Tensor>& tensor, int64_t size) {
-    if (!tensor) return nullptr;
-    float* const data = elements(op_, name, *tensor, size, device_);
-    write_tensor(name, *tensor);
-    return data;
+    return static_cast<T*>(data);
   }
 
   // Add a tensor of any shape.
@@ -176,12 +164,6 @@ class Arguments {
   void mark_written() const;
 
  private:
-  template <class T>
-  T* element(const char* name, const at::Tensor& tensor) const {
-    constexpr auto type = c10::CppTypeToScalarType<T>::value;
-    return static_cast<T*>(one_element(op_, name, tensor, type, device_));
-  }
-
   const char* op_;
   at::Device device_;
   c10::SmallVector<MemoryUse, 4> uses_;

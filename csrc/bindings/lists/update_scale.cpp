@@ -37,7 +37,7 @@ void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorLi
   update.growth_tracker = arguments.write<int32_t>("growth_tracker", growth_tracker);
   update.hysteresis_tracker = arguments.write<int32_t>("hysteresis_tracker", hysteresis_tracker);
   update.skipped_steps = arguments.write<int64_t>("skipped_steps", skipped_steps);
-  update.next_step = arguments.write_all("next_step", next_step, NextStep::kSize);
+  update.next_step = arguments.write<float>("next_step", next_step, NextStep::kSize);
   update.growth_factor = growth_factor;
   update.backoff_factor = backoff_factor;
   update.growth_interval = growth_interval;
@@ -47,7 +47,7 @@ void update_scale_op(at::Tensor& scale, at::Tensor& growth_tracker, at::TensorLi
   std::vector<const float*> pointers;
   pointers.reserve(found_infs.size());
   for (const at::Tensor& found_inf : found_infs) {
-    const void* const data = one_element(op, "found_inf", found_inf, at::kFloat, device);
+    const void* const data = elements(op, "found_inf", found_inf, at::kFloat, device);
     const bool is_own = update.next_step && data == update.next_step + NextStep::kFoundInf;
     if (!is_own) arguments.read<float>("found_inf", found_inf);
     pointers.push_back(static_cast<const float*>(data));

@@ -137,7 +137,7 @@ StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
   const auto element = [&](const char* name, const std::optional<at::Tensor>& tensor,
                            Access access) -> float* {
     if (!tensor) return nullptr;
-    void* const data = one_element(op_, name, *tensor, at::kFloat, device_);
+    void* const data = elements(op_, name, *tensor, at::kFloat, device_);
     other_uses_.push_back({{data, sizeof(float)}, name, -1, access == Access::write});
     return static_cast<float*>(data);
   };

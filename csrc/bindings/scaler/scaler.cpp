@@ -65,7 +65,7 @@ std::vector<Scalars> scalars_of(const char* op, const OptimizerGrads& grads, con
     at::Tensor flag;
     if (flags.contains(key)) {
       flag = tensor_of("found_inf", flags[key]);
-      one_element(op, "found_inf", flag, at::kFloat, device);
+      elements(op, "found_inf", flag, at::kFloat, device);
       if (keeps) flag = flag.clone();
     } else {
       flag = filled_on(device, 0);
