@@ -38,7 +38,7 @@ class Case(NamedTuple):
     Attributes:
         what: the name of the case.
         arguments: the arguments of the call, on the CPU.
-        plans: the Plans (gemm.py) that compute a product in turn; empty for a call of the op.
+        plans: Plans of gemm.py, each of which computes the product. Without any, the op is called.
         op: the name of the op.
     """
 

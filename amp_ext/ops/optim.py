@@ -332,7 +332,7 @@ def _example() -> dict[str, Any]:
         "params": [full(4.0, 19), full(3.0, 3, 2), full(-2.0, 2, 4).t()],
         "grads": [full(4.0, 19), full(12.0, 3, 2).bfloat16(), full(2.0, 4, 2).half()],
         "steps": [full(0.0), full(1.0), full(7.0)],
-        "copies": [full(0.0, 19).half(), full(0.0, 3, 2).bfloat16(), full(0.0, 2, 4).half().t()],
+        "copies": [full(4.0, 19).half(), full(1.0, 3, 2).bfloat16(), full(-2.0, 2, 4).half().t()],
         **{"lr": 0.1, "weight_decay": 0.01, "maximize": True, "stochastic_rounding": True},
         **{"tensor_lr": full(0.25), "found_inf": full(0.0), "inv_scale": full(0.5)},
         **{"norm": full(3.0), "max_norm": 2.0},
@@ -384,7 +384,10 @@ def _update(
     else:
         lists |= {"momentum_buffers": listed(first, 3)}
     if param == FP32:
-        lists |= {"copies": listed((FP16, BF16)[shift], 5)}
+        copies = [value.to((FP16, BF16)[shift]) for value in lists["params"]]
+        for copy in copies:
+            copy[::3] += 1.0  # by other code
+        lists |= {"copies": placed(copies)}
     steps = [tensor(float(i % 7)) for i in range(len(sizes))]
     return {**lists, "steps": steps, "lr": 0.125, "weight_decay": 0.01, **options}
 

@@ -60,11 +60,11 @@ class Storage:
     dtypes: dict[str, torch.dtype | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        moments = (torch.float32, torch.bfloat16)
-        options = [(f"{name}_dtype", dtype, moments) for name, dtype in self.dtypes.items()]
-        for name, dtype, (one, other) in options:
-            if dtype not in (None, one, other):
-                raise ValueError(f"{name} must be {one}, {other} or None, got {dtype!r}")
+        for name, dtype in self.dtypes.items():
+            if dtype not in (None, torch.float32, torch.bfloat16):
+                raise ValueError(
+                    f"{name}_dtype must be torch.float32, torch.bfloat16 or None, got {dtype!r}"
+                )
 
     @property
     def is_torchs(self) -> bool:
@@ -144,10 +144,11 @@ class KernelStep(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters, by one launch for each group. The host waits for no device.
 
-        Each process updates its local tensors of DTensors, and sends nothing. torch's code updates
-        parameters with sparse gradients, and parameters that are complex, float64, of another
-        tensor subclass or on several devices, or that share memory. It also updates parameters with
-        ``differentiable=True``, and with tensors for ``betas`` or ``weight_decay``.
+        Each process updates its local tensors of DTensors, after it has redistributed gradients
+        with other placements. torch's code updates parameters with sparse gradients, and parameters
+        that are complex, float64, of another tensor subclass or on several devices, or that share
+        memory. It also updates parameters with ``differentiable=True``, with tensors for ``betas``
+        or ``weight_decay``, and of a subclass with an ``_init_group`` of its own.
 
         If ``self.grad_scale`` and ``self.found_inf`` are set, the step divides gradients by the
         first tensor and does nothing where the second is 1, as torch's fused steps do.
@@ -162,7 +163,7 @@ class KernelStep(Optimizer):
         return loss
 
     def _why_options(self) -> str | None:
-        if not type(self)._init_group.__module__.startswith("torch.optim"):
+        if getattr(self._init_group, "__func__", None) is not super()._init_group.__func__:
             return "_init_group is overridden"
         whys = (self._why_option(group) for group in self.param_groups)
         return next((why for why in whys if why is not None), None)
@@ -232,7 +233,8 @@ class KernelStep(Optimizer):
             if MASTER in needed and param.dtype != torch.float32:
                 master = state.get(MASTER)
                 is_kept = isinstance(master, Tensor) and _is_alike(master, param)
-                state[MASTER] = _laid_out_as(param, master if is_kept else param.detach()).float()
+                master = _laid_out_as(param, master if is_kept else param.detach())
+                state[MASTER] = master.to(param.device, torch.float32)
 
     def _moment_dtype(self, name: str, param: Tensor) -> torch.dtype:
         has_master = self._storage.master_weights and param.dtype in HALVES
@@ -256,7 +258,8 @@ class KernelStep(Optimizer):
         """Load a checkpoint of torch's or of this package's optimizer.
 
         Moments get the dtypes of this optimizer, and masters float32, from the saved values. The
-        next step makes masters that are missing, or do not round to their parameters.
+        next step makes masters that are missing, and replaces elements that do not round to their
+        parameter's.
         """
         saved: dict[str, Any] = {}
         # After the user's hooks on the way in, and before them on the way out.

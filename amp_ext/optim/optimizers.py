@@ -45,7 +45,7 @@ class Adam(_AdamStep, torch.optim.Adam):
         differentiable: True leaves all steps to torch.
         master_weights: keep a float32 master of each float16 and bfloat16 parameter, as
             ``state["master_param"]``: the step updates the master and rounds it to the parameter.
-            An element of the parameter that other code has written since, in whatever way, replaces
+            An element of the parameter that other code has changed since, in whatever way, replaces
             the master's. Without masters, parameters are updated in place.
         exp_avg_dtype, exp_avg_sq_dtype: torch.float32 or torch.bfloat16; None for the dtype of the
             master or the parameter. ``max_exp_avg_sq`` has the dtype of ``exp_avg_sq``.

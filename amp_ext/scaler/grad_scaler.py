@@ -411,7 +411,12 @@ class GradScaler(ScalerState):
 
     def _choose_handover(self, optimizer: Optimizer, state: StepState, args: Any) -> None:
         """Set the hand-over, or keep that of a clip, whose step and norm must be as they were."""
-        has_closure = isinstance(optimizer, KernelStep) and any(arg is not None for arg in args)
+        # A fused step, as torch's, divides the closure's gradients by the scale.
+        has_closure = (
+            isinstance(optimizer, KernelStep)
+            and any(arg is not None for arg in args)
+            and not all(group["fused"] for group in optimizer.param_groups)
+        )
         if state.norm is None:
             state.handover = Handover.HOST if has_closure else self._handover(optimizer)
         elif has_closure:
@@ -476,7 +481,8 @@ class GradScaler(ScalerState):
         try:
             result = optimizer.step(*args, **kwargs)
         except BaseException:
-            optimizer.grad_scale = preset  # for another attempt
+            if preset is not None:
+                optimizer.grad_scale = preset  # for another attempt
             raise
         finally:
             del optimizer.found_inf

@@ -11,6 +11,9 @@ from amp_ext import ops
 from amp_ext.scaler.processes import is_distributed
 from amp_ext.scaler.step_state import StepState
 
+MOST_FLAGS = 448
+"""The flags that update_scale_ takes."""
+
 
 class LossScale:
     """Hold the scaler's numbers on the device, always in the same memory.
@@ -54,7 +57,7 @@ class LossScale:
         """Renew the reciprocal if the scale may have been written or replaced.
 
         NumPy and torch.distributed write it without a new version. Each step renews it, except on
-        one GPU, where that would be a launch for little.
+        the GPU of a single process, where that would be a launch for little.
         """
         is_due = not self._is_flag_taken and (scale.device.type == "cpu" or is_distributed())
         seen = self._seen
@@ -74,6 +77,8 @@ class LossScale:
 
     def update(self, scale: Tensor, tracker: Tensor, flags: list[Tensor], **policy: Any) -> None:
         """Move the scale by a policy, count the step and reset the flags, in one launch."""
+        if len(flags) > MOST_FLAGS:  # of an optimizer for each parameter, perhaps
+            flags = [combined(flags, scale.device)]
         ops.update_scale_(
             scale,
             tracker,

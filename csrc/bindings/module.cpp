@@ -5,7 +5,6 @@
 
 #include "autocast/regions.h"
 #include "backends/backends.h"
-#include "checks/tensors.h"
 
 namespace amp_ext {
 

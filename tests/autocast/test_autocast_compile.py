@@ -253,7 +253,7 @@ def test_programs_load_without_amp_ext(
         (region, contextlib.nullcontext) if place == "within" else (contextlib.nullcontext, region)
     )
     model, inputs = Exported(within), (whole(3, 4), whole(3, 2, 3, 3))
-    # torch.jit.trace within a region is torch's error: it cannot record a cast from the cache.
+    # torch.jit.trace around a region alone: it cannot record a cast from the cache of an outer one.
     kinds = KINDS if place == "within" else KINDS[1:]
     with around():
         torch.save((inputs, model(*inputs).detach().float()), tmp_path / "values")

@@ -91,7 +91,7 @@ def interleaving(seed: int) -> None:
         net = chance.choice(nets)
         optimizer = chance.choice([SGD, AdamW])(net.parameters(), lr=1e-3)
         own = network()
-        own_optimizer = SGD(own.parameters(), lr=1e-3)
+        own_optimizer = SGD(own.parameters(), lr=1e-3, momentum=0.5)
         for _ in range(30):
             match chance.randrange(9):
                 case 0 | 1:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 import reference
@@ -132,6 +133,17 @@ def test_gemm_accumulate_is_not_differentiable(executor: Executor) -> None:
         with torch.no_grad():
             ops.gemm_accumulate_(*tensors)
         assert (tensors[0] == 3.0).all()
+
+
+def test_forward_mode_is_an_error() -> None:
+    """A tangent is not lost in silence."""
+    a, b = torch.ones(2, 2), torch.ones(2, 2)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(a, torch.ones(2, 2))
+        with pytest.raises(NotImplementedError, match="gemm: forward-mode"):
+            ops.gemm(dual, b)
+        with pytest.raises(NotImplementedError, match="gemm_accumulate_: forward-mode"):
+            ops.gemm_accumulate_(torch.ones(2, 2), b, dual)
 
 
 @against_oracle

@@ -292,10 +292,13 @@ def test_masters_follow_writes_between_replays(device: str) -> None:
     for number in range(STEPS):
         data = batch(device, number, size=5 if number == 6 else 8, overflow=number == 7)
         assert_same_steps(eager, graphed, step.eager if number == 6 else step, data)
+    weight = graphed.model[0].weight
+    written = weight.detach().mul(2.0)
     for training in trainings:
         training.model[0].weight.data.mul_(2.0)
     for _ in range(2):
         assert_same_steps(eager, graphed, step, data)
+        torch.testing.assert_close(weight.detach(), written, rtol=2.0**-4, atol=16 * LR)
 
 
 # ---- refusals ----------------------------------------------------------------------------------

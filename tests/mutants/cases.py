@@ -248,7 +248,10 @@ def state(
     else:
         found["momentum_buffers"] = values("momentum_buffers", first)
     if more.pop("copied", False):
-        found["copies"] = values("copies", F16)
+        copies = [param.to(F16) for param in found["params"]]
+        for copy in copies:
+            copy.view(-1)[::3] += 1.0  # by other code
+        found["copies"] = [placed(copy, offset if only in ("", "copies") else 0) for copy in copies]
     found["steps"] = [scalar(6.0 * (i % 4 in (1, 2))) for i in range(len(sizes))]
     return {**found, **(ADAM if op == "adam_" else SGD), **more}
 

@@ -173,7 +173,7 @@ for on_one_local in (False, True):
 
 @CASES.add
 def left_to_torch(world: int, folder: Path) -> None:
-    """Sums that are still to be made, gradients on other meshes, and copies for autocast."""
+    """torch's code steps sums that are still to be made, and gradients on other meshes."""
     mesh = init_device_mesh("cpu", (world,))
     summed = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Partial()], run_check=False))
     summed.grad = torch.ones_like(summed)

@@ -20,6 +20,14 @@ every_op = pytest.mark.parametrize("op", OPS)
 CHUNK = CHUNKS[0]
 
 
+def copies_of(params: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return roundings of parameters. Other code has written every third element."""
+    copies = [param.to(dtype) for param in params]
+    for copy in copies:
+        copy.as_strided((copy.numel(),), (1,))[::3] += 1.0
+    return copies
+
+
 @against_oracle
 @every_op
 @pytest.mark.parametrize("amsgrad", [False, True])
@@ -51,7 +59,7 @@ def test_alignments(executor: Executor, op: str, kind: torch.dtype) -> None:
     for moved, offset in itertools.product([*([name] for name in names), names], (1, 2)):
         state = {"dtypes": (kind, kind), "amsgrad": op == "adam_"}
         values = call(executor, op, [(executor.length(1030),), (30,)], FP32, kind, state)
-        values["copies"] = [torch.empty_like(p, dtype=FP16) for p in values["params"]]
+        values["copies"] = copies_of(values["params"], FP16)
         for name in moved:
             values[name] = [placed(x.cpu(), offset).to(executor.device) for x in values[name]]
         check(executor, op, values)
@@ -105,7 +113,9 @@ def test_nothing_but_empty_parameters(executor: Executor, op: str) -> None:
     getattr(executor.ops, op)(**values)
     assert [step.item() for step in values["steps"]] == [1.0, 4.0]
     lists = {name: [] if isinstance(x, list) else x for name, x in values.items()}
-    getattr(executor.ops, op)(**lists)
+    found_inf, norm = executor.scalar(0.0), executor.scalar(math.nan)
+    getattr(executor.ops, op)(**lists, found_inf=found_inf, norm=norm)
+    assert found_inf.item() == 1.0
 
 
 # ---- scalars of the step -----------------------------------------------------------------------
@@ -226,7 +236,7 @@ def test_copies_and_greatest_moments_of_stochastic_rounding(executor: Executor, 
     """Only bfloat16 state rounds stochastically; copies round to nearest."""
     state: Values = {"dtypes": (BF16, BF16), "amsgrad": True}
     values = call(executor, op, [(4100,), (3,)], state=state, stochastic_rounding=True)
-    values["copies"] = [torch.empty_like(p, dtype=BF16) for p in values["params"]]
+    values["copies"] = copies_of(values["params"], BF16)
     check(executor, op, values)
 
 

@@ -139,10 +139,28 @@ def test_positional_closure(make: Any, fused: bool) -> None:
 @pytest.mark.parametrize(("value", "results"), [(8.0, (0.0, 2.0)), (math.inf, (1.0, math.inf))])
 def test_a_closure_makes_gradients(value: float, results: tuple[float, float]) -> None:
     """A closure's gradient is not divided by the scale, and an overflow leaves it uncalled."""
-    optimizer = amp_ext.optim.SGD([leaf(value)], lr=0.5, fused=True)
+    optimizer = amp_ext.optim.SGD([leaf(value)], lr=0.5)
     (param,) = params(optimizer)
     started(OURS).step(optimizer, lambda: param.grad.fill_(2.0))
     assert (param.item(), param.grad.item()) == results
+
+
+def test_an_optimizer_for_each_of_many_parameters() -> None:
+    """The scale takes the flags of more optimizers than one launch does."""
+    optimizers = [sgd(leaf(4.0)) for _ in range(449)]
+    optimizers.append(sgd(leaf(math.inf)))
+    scaler = started(OURS)
+    finish(scaler, *optimizers)
+    assert scaler.get_scale() == 2.0
+
+
+def test_a_fused_step_divides_what_its_closure_makes() -> None:
+    results = []
+    for package in (torch.optim, amp_ext.optim):
+        (param,) = params(optimizer := package.SGD([leaf(4.0)], lr=0.5, fused=True))
+        started(OURS).step(optimizer, lambda grad=param.grad: grad.fill_(8.0))
+        results.append(param.item())
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("flags", [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)], ids=str)

@@ -22,7 +22,7 @@ namespace {
 class Log {
  public:
   // Adds an entry. Entries of a thread alternate, and the first says yes. A thread has no entry
-  // behind `begin`. With too many entries, the thread's oldest region of torch's counts as ours.
+  // after `begin`. With too many entries, the thread's oldest region of torch's counts as ours.
   void add(uint64_t thread, uint64_t begin, bool is_ours) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::map<uint64_t, bool>& entries = threads_[thread];

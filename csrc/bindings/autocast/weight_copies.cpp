@@ -65,8 +65,8 @@ class Copies final : public c10::BackendMeta {
 
  private:
   using Key = std::pair<c10::TensorImpl*, at::ScalarType>;
-  // The original's version and memory; traced tensors have none. The weak reference keeps the
-  // storage's address from becoming another's.
+  // The original's version and memory. A traced tensor's storage has none: data is null. The weak
+  // reference keeps the storage's address from becoming another's.
   struct Original {
     explicit Original(const at::Tensor& leaf)
         : storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(leaf))),

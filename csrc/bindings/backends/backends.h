@@ -40,10 +40,11 @@ bool torch_has_products_of(DType dtype);
 // policy is in amp_ext/backend.py.
 void use_backend(c10::DeviceType type, const std::string& name);
 
-// Runs later calls of this thread on the named backend. Other choices and verifications do not
-// count. The CUDA backend's calls then end no other thread's capture of a CUDA graph.
+// Runs later calls of ops on lists, by this thread, on the named backend. Other choices and
+// verifications do not count. The CUDA backend's calls then end no other thread's capture of a CUDA
+// graph.
 void put_under_test(const std::string& name);
-bool is_under_test();
+bool is_under_test(const Backend& backend);
 
 // Sets the choice of a product's backend, AMP_EXT_GEMM. "auto" chooses by the table (table.h).
 // Products without an entry run on torch's library, or on a CPU by a rule. "kernel" chooses the

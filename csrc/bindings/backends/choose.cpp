@@ -45,7 +45,7 @@ void put_under_test(const std::string& name) {
   under_test = backend_named(name);
   relax_capture_mode();
 }
-bool is_under_test() { return under_test; }
+bool is_under_test(const Backend& backend) { return under_test == &backend; }
 
 std::optional<const Backend*> gemm_backend(c10::DeviceType type, const std::string& name) {
   const bool is_cpu = type == at::kCPU;
@@ -98,7 +98,7 @@ bool library_multiplies(const GemmArgs& g) {
          g.out.dtype == g.a.dtype && torch_has_products_of(g.a.dtype);
 }
 
-// Returns why a backend is not to compute a product; null if it may, as torch's library may.
+// Returns why a backend is not to compute a product; null if it may. torch's library always may.
 const char* obstacle_of(const Backend* backend, c10::Device device, const GemmArgs& g) {
   if (!backend) return nullptr;
   const Backend* const only = chosen[device.is_cuda()];
@@ -152,7 +152,7 @@ std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& 
       candidates.push_back(backend);
   };
   if (device.is_cuda() || library_multiplies(args)) add(nullptr);
-  add(backend_of(device.type()));  // null, the default there, without kernels
+  add(backend_of(device.type()));  // null without CUDA kernels: the default, listed already
   if (device.is_cpu()) add(&cpu_backend());
   if (device.is_cuda() && triton) add(&triton_backend());
   return candidates;

@@ -1,9 +1,10 @@
 // Provides torch's memory for launches.
 #pragma once
 
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <cstring>
@@ -20,7 +21,11 @@ class TorchServices : public Services {
   cuda::Target target() override { return {.device = device_.is_cpu() ? -1 : device_.index()}; }
 
   void* scratch(size_t bytes) override {
-    return memory_.emplace_back(c10::GetAllocator(device_.type())->allocate(bytes)).mutable_get();
+    // A program may have replaced the allocator of CUDA devices.
+    c10::Allocator* const allocator = device_.is_cpu()
+                                          ? c10::GetCPUAllocator()
+                                          : at::detail::getCUDAHooks().getCUDADeviceAllocator();
+    return memory_.emplace_back(allocator->allocate(bytes)).mutable_get();
   }
 
   uint32_t* tickets(size_t count) override {
@@ -47,8 +52,10 @@ class TorchServices : public Services {
 
  private:
   at::Tensor tensor_at(void* memory, size_t bytes) const {
-    return at::from_blob(memory, static_cast<int64_t>(bytes),
-                         at::TensorOptions(at::kByte).device(device_));
+    return at::for_blob(memory, static_cast<int64_t>(bytes))
+        .options(at::TensorOptions(at::kByte).device(device_))
+        .target_device(device_)
+        .make_tensor();
   }
 
   c10::DeviceGuard guard_;

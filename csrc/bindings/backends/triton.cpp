@@ -2,7 +2,6 @@
 #include "backends/triton.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "backends/backends.h"
 

@@ -20,7 +20,7 @@ thread_local std::map<std::tuple<const Backend*, Family, int>, bool> answers;  /
 // Returns whether a backend needs no verification: it is under test, or its code is no GPU's (the
 // CPU's own, or interpreted).
 bool needs_none(const Backend& backend, c10::Device device) {
-  return is_under_test() || &backend == &cpu_backend() ||
+  return is_under_test(backend) || &backend == &cpu_backend() ||
          (device.is_cpu() && &backend == &triton_backend());
 }
 

@@ -1,6 +1,7 @@
 // Checks the arguments of the ops of matrix products.
 #include <ATen/ExpandUtils.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include <cmath>
 #include <limits>
@@ -74,6 +75,9 @@ void check_gemm_accumulate(const at::Tensor& c, const at::Tensor& a, const at::T
   const auto sizes = check_gemm(kGemmAccumulate, a, b, options);
   checked_dtype(kGemmAccumulate, "c", c, a.device());
   check_not_negated(kGemmAccumulate, "c", c);
+  using torch::autograd::isFwGradDefined;
+  TORCH_CHECK_NOT_IMPLEMENTED(!isFwGradDefined(c) && !isFwGradDefined(a) && !isFwGradDefined(b),
+                              kGemmAccumulate, ": forward-mode differentiation is not implemented");
   const bool records_gradients = at::GradMode::is_enabled();
   check_no_history(kGemmAccumulate, "c", c, records_gradients);
   check_no_history(kGemmAccumulate, "a", a, records_gradients);

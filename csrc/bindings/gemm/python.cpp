@@ -32,6 +32,7 @@ std::unique_ptr<Product> product_of(const at::Tensor& a, const at::Tensor& b, bo
   TORCH_CHECK_TYPE(c || !accumulates, kGemmAccumulate, ": c must be a tensor, got None");
   if (accumulates) check_gemm_accumulate(*c, a, b, options);
   const auto sizes = check_gemm(kGemm, a, b, options);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return std::make_unique<Product>(kGemm, a, b, options, sizes, accumulates ? &*c : nullptr);
   END_HANDLE_TH_ERRORS_PYBIND
 }
@@ -72,7 +73,7 @@ const char* why_not(const Product& product, const std::string& name) {
 at::Tensor compute_by(Product& product, const std::string& name, int64_t variant, int64_t times) {
   HANDLE_TH_ERRORS
   const char* const obstacle = why_not(product, name);
-  TORCH_CHECK_VALUE(!obstacle, kGemm, ": backend: ", name, " cannot compute this: ", obstacle);
+  TORCH_CHECK_VALUE(!obstacle, kGemm, ": the backend ", name, " cannot compute this: ", obstacle);
   const Backend* const backend = *gemm_backend(product.device().type(), name);
   const py::gil_scoped_release released;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

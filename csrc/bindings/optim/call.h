@@ -33,9 +33,13 @@ struct UpdateCall {
   }
 
   void run(const typename Op::Options& options) const {
-    if (lists[kParam].empty()) return;
-    const at::Device device = lists[kParam][0].device();
-    Updates updates(Op::kOp, Op::kNames, device);
+    std::optional<at::Device> device;
+    const auto& [lr, found_inf, inv_scale, norm, _] = scalars;
+    for (const OptionalTensor& scalar : {lr, found_inf, inv_scale, norm})
+      if (scalar) device = scalar->device();
+    if (!lists[kParam].empty()) device = lists[kParam][0].device();
+    if (!device) return;
+    Updates updates(Op::kOp, Op::kNames, *device);
     updates.reserve(lists[kParam].size());
     for (size_t i = 0; i < lists[kParam].size(); ++i) {
       UpdateTensors tensors;
@@ -45,7 +49,7 @@ struct UpdateCall {
     }
     const StepScalars step_scalars = updates.add_scalars(scalars);
     updates.check_apart();
-    amp_ext::run(Op::kOp, device, Op::kLaunch,
+    amp_ext::run(Op::kOp, *device, Op::kLaunch,
                  typename Op::Args{updates.list(), options, step_scalars});
     for (int role = 0; role < kRoles; ++role) {
       for (const at::Tensor& tensor : role == kGrad ? at::TensorList() : lists[role])

@@ -30,6 +30,10 @@ bool is_usable(const ParamRow& row) {
     const at::Tensor* const tensor = row.tensors[role];
     if (tensor && !is_ordered(*tensor)) return false;
   }
+  const at::Tensor& master = *row.tensors[kParam];
+  if (row.tensors[kCopy] && (master.scalar_type() != at::kFloat ||
+                             master.sizes() != param.sizes() || master.device() != param.device()))
+    return false;
   const at::Tensor* const step = row.tensors[kStep];
   return !step || (step->scalar_type() == at::kFloat && step->numel() == 1 &&
                    step->device() == param.device());

@@ -22,13 +22,12 @@ void sgd_op(at::TensorList params, at::TensorList grads, OptionalTensors momentu
                               steps.value_or(at::TensorList())},
                              {tensor_lr, found_inf, inv_scale, norm, max_norm}};
   call.check_lengths({kExpAvg, kCopy, kStep});
-  if (params.empty()) return;
-  const bool moves = momentum != 0;
-  TORCH_CHECK_VALUE(buffers.empty() == !moves, Sgd::kOp,
+  const bool has_params = !params.empty(), moves = momentum != 0;
+  TORCH_CHECK_VALUE(!has_params || buffers.empty() == !moves, Sgd::kOp,
                     ": momentum_buffers are for a momentum other than 0, got ", buffers.size(),
                     " of them with momentum = ", momentum);
   const bool counts = stochastic_rounding || (moves && dampening != 0);
-  TORCH_CHECK_VALUE(!counts || !call.lists[kStep].empty(), Sgd::kOp,
+  TORCH_CHECK_VALUE(!has_params || !counts || !call.lists[kStep].empty(), Sgd::kOp,
                     ": dampening and stochastic_rounding need steps, got none");
   TORCH_CHECK_VALUE(!nesterov || (moves && dampening == 0), Sgd::kOp,
                     ": nesterov needs a momentum and no dampening, got momentum = ", momentum,

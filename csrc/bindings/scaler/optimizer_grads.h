@@ -37,7 +37,6 @@ class OptimizerGrads {
   void install_coalesced();
 
   std::vector<GradList>& lists() { return lists_; }
-  const std::vector<GradList>& lists() const { return lists_; }
 
   // The shardings of the parameters, with and without gradients: the (mesh, placements) of
   // DTensors, "fsdp" for parameters that FSDP1 has flattened, else None.

@@ -1,5 +1,6 @@
 // Runs the scaler's passes over an optimizer's gradients.
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "backends/backends.h"
 #include "checks/python.h"
 #include "checks/tensors.h"
 #include "scaler/optimizer_grads.h"
@@ -50,10 +52,10 @@ struct Scalars {
 // Returns the scalars of each list, without inv_scale. `flags` has the flags that the pass starts
 // with, by device; a device without one gets a new flag. An error that is raised for norms that are
 // not finite `keeps` the flags as they are.
-std::vector<Scalars> scalars_of(const char* op, const OptimizerGrads& grads, const py::dict& flags,
-                                bool keeps) {
+std::vector<Scalars> scalars_of(const char* op, const std::vector<GradList>& lists,
+                                const py::dict& flags, bool keeps) {
   std::vector<Scalars> result;
-  for (const GradList& list : grads.lists()) {
+  for (const GradList& list : lists) {
     const at::Device device = list.device();
     const auto same = std::ranges::find_if(
         result, [&](const Scalars& each) { return each.found_inf.device() == device; });
@@ -146,24 +148,25 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
   Arguments arguments(op, factor.device());
   arguments.read<float>("inv_scale", factor);
   for (const GradList& list : grads.lists()) arguments.check_apart(&list);
-  std::vector<Scalars> scalars = scalars_of(op, grads, flags, error_if_nonfinite);
+  std::vector<Scalars> scalars = scalars_of(op, grads.lists(), flags, error_if_nonfinite);
 
   std::vector<GradList>& lists = grads.lists();
   py::dict found_infs;
-  std::optional<py::gil_scoped_release> released;  // destroyed before all Python objects
+  // Launches leave the GIL to others, as torch's ops do. Destroyed before all Python objects.
+  std::optional<py::gil_scoped_release> released;
   if (!has_norm) grads.install_coalesced();
   released.emplace();
   for (Scalars& each : scalars) each.inv_scale = copy_to(factor, each.found_inf.device());
   std::vector<at::Tensor> norms;
   for (size_t i = 0; i < lists.size(); ++i) {
     const auto& [by, flag] = scalars[i];
-    const auto* const inv_scale = by.const_data_ptr<float>();
+    const auto* const by_data = by.const_data_ptr<float>();
     if (has_norm) {
       auto* const norm = norms.emplace_back(at::empty({}, by.options())).mutable_data_ptr<float>();
       launch(lists[i], flag, &Backend::grad_norm,
-             GradNormArgs{.inv_scale = is_unscaled ? nullptr : inv_scale, .norm = norm});
+             GradNormArgs{.inv_scale = is_unscaled ? nullptr : by_data, .norm = norm});
     } else if (writes) {
-      launch(lists[i], flag, &Backend::unscale, UnscaleArgs{.inv_scale = inv_scale});
+      launch(lists[i], flag, &Backend::unscale, UnscaleArgs{.inv_scale = by_data});
       lists[i].finish_writes();
     } else {
       launch(lists[i], flag, &Backend::check_finite, CheckFiniteArgs{});
@@ -188,15 +191,17 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
               "The total norm of order 2.0 for gradients from `optimizer` is non-finite, so it "
               "cannot be clipped. To disable this error and let step() skip the optimizer's step "
               "instead, set `error_if_nonfinite=False`");
+  released.reset();
   grads.install_coalesced();
+  released.emplace();
   if (writes) {
     for (size_t i = 0; i < lists.size(); ++i) {
       const at::Device device = lists[i].device();
       const at::Tensor by = is_unscaled ? filled_on(device, 1) : scalars[i].inv_scale;
-      const at::Tensor limited = copy_to(norm, device);
+      const at::Tensor norm_here = copy_to(norm, device);
       launch(lists[i], scalars[i].found_inf, &Backend::unscale,
              UnscaleArgs{.inv_scale = by.const_data_ptr<float>(),
-                         .norm = limited.const_data_ptr<float>(),
+                         .norm = norm_here.const_data_ptr<float>(),
                          .max_norm = static_cast<float>(max_norm.value_or(INFINITY))});
       lists[i].finish_writes();
     }

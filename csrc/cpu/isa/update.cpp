@@ -58,6 +58,7 @@ void replace_stale(const UpdateRef& u, Tile& param, int64_t at, int count) {
   uint16_t expected[kTile];
   param.round_to_nearest(u.copy_dtype, expected);
   float *const p = param.data(), *const s = stored.data();
+#pragma omp simd
   for (int i = 0; i < count; ++i) p[i] = halves[i] == expected[i] ? p[i] : s[i];
 }
 
