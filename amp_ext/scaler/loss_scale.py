@@ -62,7 +62,9 @@ class LossScale:
         is_due = not self._is_flag_taken and (scale.device.type == "cpu" or is_distributed())
         seen = self._seen
         if is_due or seen[0] is not scale or seen[1:] != (scale.data_ptr(), scale._version):
-            torch.reciprocal(scale.detach().reshape(()), out=self.inv_scale)
+            is_number = scale.dim() == 0 and not scale.requires_grad
+            value = scale if is_number else scale.detach().reshape(())
+            torch.reciprocal(value, out=self.inv_scale)
             self._note(scale)
 
     def _note(self, scale: Tensor) -> None:

@@ -28,8 +28,8 @@ bool overlap(const MemoryRange& a, const MemoryRange& b) {
 }  // namespace
 
 std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses) {
-  std::erase_if(uses, [](const MemoryUse& use) { return use.range.is_empty(); });
   if (std::ranges::none_of(uses, &MemoryUse::is_written)) return std::nullopt;
+  std::erase_if(uses, [](const MemoryUse& use) { return use.range.is_empty(); });
   const auto begin_of = [](const MemoryUse& use) { return use.range.begin; };
   const auto end_of = [](const MemoryUse& use) {
     return use.first_bytes > 0 ? use.range.begin + use.first_bytes : use.range.end;

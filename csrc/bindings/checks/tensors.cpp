@@ -132,9 +132,10 @@ void GradList::finish_writes() {
   for (at::TensorImpl* const tensor : written_) mark_written(tensor);
 }
 
-void Arguments::check_apart(const GradList* grads) const {
-  std::vector<MemoryUse> uses(uses_.begin(), uses_.end());
-  if (grads) uses.insert(uses.end(), grads->uses().begin(), grads->uses().end());
+void Arguments::check_apart(GradList* grads) const {
+  std::vector<MemoryUse> uses;
+  if (grads) uses = grads->take_uses();
+  uses.insert(uses.end(), uses_.begin(), uses_.end());
   check_overlap(op_, std::move(uses));
 }
 

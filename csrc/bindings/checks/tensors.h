@@ -111,7 +111,8 @@ class GradList {
   const char* op() const { return op_; }
   bool is_written() const { return access_ == Access::write; }
 
-  const std::vector<MemoryUse>& uses() const { return uses_; }
+  // Returns the memory of all tensors, once.
+  std::vector<MemoryUse> take_uses() { return std::move(uses_); }
 
  private:
   const char* op_;
@@ -158,7 +159,7 @@ class Arguments {
 
   // Throws where memory that is written overlaps anything else, the gradients included. Call it
   // after the last argument, for each list: nothing has been written before.
-  void check_apart(const GradList* grads = nullptr) const;
+  void check_apart(GradList* grads = nullptr) const;
 
   // Bumps versions. Call it after the launch.
   void mark_written() const;

@@ -5,12 +5,11 @@
 #include "op.h"
 
 namespace amp_ext {
-
 namespace {
 
 void check_finite_op(at::TensorList grads, at::Tensor& found_inf) {
   constexpr auto op = "amp_ext::check_finite";
-  const GradList list(op, Access::read, grads, found_inf.device());
+  GradList list(op, Access::read, grads, found_inf.device());
   Arguments arguments(op, found_inf.device());
   float* const flag = arguments.write<float>("found_inf", found_inf);
   arguments.check_apart(&list);

@@ -7,13 +7,12 @@
 #include "op.h"
 
 namespace amp_ext {
-
 namespace {
 
 at::Tensor grad_norm_op(at::TensorList grads, at::Tensor& found_inf,
                         const std::optional<at::Tensor>& inv_scale) {
   constexpr auto op = "amp_ext::grad_norm";
-  const GradList list(op, Access::read, grads, found_inf.device());
+  GradList list(op, Access::read, grads, found_inf.device());
   Arguments arguments(op, found_inf.device());
   GradNormArgs args{};
   args.grads = list.args();

@@ -7,7 +7,6 @@
 #include "op.h"
 
 namespace amp_ext {
-
 namespace {
 
 void unscale_op(at::TensorList grads, at::Tensor& found_inf, const at::Tensor& inv_scale,

@@ -147,7 +147,7 @@ py::object grad_pass(py::handle param_groups, const std::string& kind, py::handl
   const at::Tensor& factor = tensor_of("inv_scale", inv_scale);
   Arguments arguments(op, factor.device());
   arguments.read<float>("inv_scale", factor);
-  for (const GradList& list : grads.lists()) arguments.check_apart(&list);
+  for (GradList& list : grads.lists()) arguments.check_apart(&list);
   std::vector<Scalars> scalars = scalars_of(op, grads.lists(), flags, error_if_nonfinite);
 
   std::vector<GradList>& lists = grads.lists();
