@@ -481,7 +481,9 @@ class GradScaler(ScalerState):
         try:
             result = optimizer.step(*args, **kwargs)
         except BaseException:
-            if preset is not None:
+            if preset is None:
+                del optimizer.grad_scale
+            else:
                 optimizer.grad_scale = preset  # for another attempt
             raise
         finally:

@@ -96,16 +96,21 @@ def test_gradients_that_come_too_late(fused: bool) -> None:
         assert param.tolist() == [1.0, 1.0]
 
 
-def test_failing_step_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("preset", "divisor"), [(0.5, 2.0), (None, 4.0)])
+def test_failing_step_can_be_repeated(
+    preset: float | None, divisor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An exception in the optimizer's step leaves stage and attributes as they were."""
     optimizer, scaler = optimizer_of(TakesAttributes), started(OURS)
-    optimizer.grad_scale = 0.5
+    if preset is not None:
+        optimizer.grad_scale = preset
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(TakesAttributes, "step", lambda self: 1 / 0)
         scaler.step(optimizer)
     assert not hasattr(optimizer, "found_inf")
+    assert getattr(optimizer, "grad_scale", None) == preset
     assert scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
-    assert scaler.step(optimizer)[0] == plain([torch.tensor(2.0), torch.tensor(0.0)])
+    assert scaler.step(optimizer)[0] == plain([torch.tensor(divisor), torch.tensor(0.0)])
     assert not hasattr(optimizer, "grad_scale")
 
 
