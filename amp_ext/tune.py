@@ -220,7 +220,6 @@ class _Product:
     def __init__(self, device: str, key: Sequence[int], arguments: dict[str, Any]) -> None:
         self.device, self.key, self.calls = device, key, 0
         self.sizes = key[2:]  # batch, summed products, m, n and k
-        self.right: list[Candidate] = []  # once they are known
         self.arguments: dict[str, Any] = {
             name: _Like(x.shape, x.stride(), x.dtype, x.data_ptr() % 16 // x.element_size())
             if isinstance(x, Tensor)
@@ -310,7 +309,7 @@ def _measure(product: _Product, seconds: float) -> dict[Candidate, float]:
     deadline = time.perf_counter() + seconds
     try:
         trial = _Trial(product)
-        right = product.right = product.right or _right_candidates(product, trial, deadline)
+        right = _right_candidates(product, trial, deadline)
         return _interleaved(trial, right, deadline) if len(right) > 1 else {}
     except RuntimeError as error:  # most likely out of memory
         warn(f"amp_ext.tune: {product}: not measured: {error}")
@@ -318,13 +317,13 @@ def _measure(product: _Product, seconds: float) -> dict[Candidate, float]:
 
 
 def _right_candidates(product: _Product, trial: _Trial, deadline: float) -> list[Candidate]:
-    """Return the candidates with the first one's result, while there is time."""
+    """Return the candidates with the first one's result, while there is time, or at least one."""
     default, *others = trial.candidates
     expected = trial.result(default)
     right = [default]
     for candidate in others:
-        if time.perf_counter() > deadline:
-            break
+        if len(right) > 1 and time.perf_counter() > deadline:
+            break  # those compiled so far take less time in the next pass
         try:
             result = trial.result(candidate)
         except Exception as error:  # of any type, as when a Triton kernel does not compile
