@@ -1,4 +1,4 @@
-"""Builds amp_ext: its one extension module, amp_ext._C, and the libraries of kernels that it loads.
+"""Build amp_ext: its one extension module, amp_ext._C, and the libraries of kernels that it loads.
 
 The libraries need neither torch nor Python: one file serves all versions of them. The metadata are
 in pyproject.toml.
@@ -54,7 +54,7 @@ SIMD_FLAGS = {
 
 
 class Toolkit(NamedTuple):
-    """A CUDA toolkit: compiler, version ("13.0"), folder, and known architectures ("80")."""
+    """Describe a CUDA toolkit: nvcc, its version ("13.0"), folder and architectures ("80")."""
 
     nvcc: str
     version: str
@@ -94,17 +94,17 @@ def parse_arch_list(text: str, known: Collection[str]) -> list[str]:
 
 
 def number(arch: str) -> int:
-    """80 for 8.0+PTX, 90 for 9.0a."""
+    """Return 80 for 8.0+PTX, 90 for 9.0a."""
     return int(re.sub(r"\D", "", arch))
 
 
 def arches_of(source: Path, arches: list[str]) -> list[str]:
-    """The architectures to compile a kernel file for; a file without any is left out."""
+    """Return the architectures to compile a kernel file for. A file without any is left out."""
     if source.parent.name == "sm90":
         return [arch for arch in arches if arch.removesuffix("+PTX") == "9.0a"]
     if source.parent.name == "sm80":
-        # Later GPUs run what the kernels of their own architecture refuse. PTX will do for
-        # data-centre Blackwell, whose tensor cores have instructions of their own (tcgen05).
+        # Later GPUs run these kernels where those of their own architecture refuse a product. PTX
+        # is enough for 10.x and 11.x, whose tensor cores have other instructions (tcgen05).
         has_ptx = any(re.fullmatch(r"(8\.\d|9\.0)\+PTX", arch) for arch in arches)
         left_out = range(100, 120) if has_ptx else ()
         return [arch for arch in arches if number(arch) >= 80 and number(arch) not in left_out]
@@ -144,7 +144,7 @@ def require_compiler() -> None:
 
 
 def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: str | None) -> bool:
-    """Whether to build the CUDA kernels, given the CUDA versions of nvcc and torch, if any."""
+    """Return whether to build the CUDA kernels, given the CUDA versions of nvcc and torch."""
     if force_cpu:
         obstacle = "FORCE_CPU is set"
     elif torch is None:
@@ -173,7 +173,7 @@ def abi() -> str:
 
 
 def identity() -> list[str]:
-    """Flags by which a library says what it is, and is asked."""
+    """Return the flags that give a library the version and the ABI that it reports when loaded."""
     return [f'-DAMP_EXT_ABI="{abi()}"', f'-DAMP_EXT_VERSION="{version()}"']
 
 
@@ -186,10 +186,8 @@ def host_flags() -> list[str]:
 
 
 def cuda_folders(torch_dir: Path, toolkit: Toolkit) -> list[Path]:
-    """Where the headers and the runtime of torch's CUDA lie: in the toolkit, and in the CUDA wheels
-    beside torch.
-    """
-    # The folder of all of CUDA 13's wheels; each of CUDA 12's has a name of its own.
+    """Return the folders with CUDA's headers and runtime: the toolkit, and wheels beside torch."""
+    # CUDA 13's wheels share a folder; each of CUDA 12's has its own.
     own = f"cu{toolkit.version.split('.')[0]}"
     found = [path for path in torch_dir.parent.glob("nvidia/*") if path.is_dir()]
     wheels = [path for path in found if path.name == own or not re.fullmatch(r"cu\d+", path.name)]
@@ -198,7 +196,7 @@ def cuda_folders(torch_dir: Path, toolkit: Toolkit) -> list[Path]:
 
 
 def cuda_runtime(folders: list[Path]) -> str:
-    """The CUDA runtime to link with, which the wheels have without the linker's name for it."""
+    """Return the CUDA runtime to link with. Wheels have it without the name that -l looks for."""
     found = [path for top in folders for path in sorted(top.glob("lib*/libcudart.so*"))]
     if not found:
         raise PlatformError(
@@ -270,12 +268,12 @@ def cuda_units(arches: list[str]) -> list[Unit]:
     return units
 
 
-# A library exports one symbol and lacks none. Torch has loaded the CUDA runtime by then.
+# A library exports one symbol and lacks none. torch has loaded the CUDA runtime before.
 LIBRARY_LINK_FLAGS = ["-Wl,--version-script=csrc/library.map", "-Wl,-z,defs"]
 
 
 class Target(NamedTuple):
-    """A shared library and the object files that are linked to it, which are kept beside it."""
+    """Describe a shared library. Its object files lie beside it."""
 
     path: Path
     units: list[Unit]
@@ -283,7 +281,7 @@ class Target(NamedTuple):
 
 
 def ninja_file(targets: list[Target], nvcc: str | None) -> str:
-    """A build.ninja that makes the targets. They share a log: so do builds for several torches."""
+    """Return a build.ninja for the targets. Builds for several versions of torch share its log."""
 
     def path(value: Path) -> str:
         return re.sub(r"([$ :])", r"$\1", str(value))
@@ -302,8 +300,8 @@ def ninja_file(targets: list[Target], nvcc: str | None) -> str:
         # The log keeps what ptxas says about each kernel.
         f"rule .cu\n  command = {nvcc} {args} >$out.log 2>&1 || (cat $out.log; false){depfile}",
     ]
+    # The CUDA library takes longest, and comes first.
     for target in sorted(targets, key=lambda target: target.path.name != CUDA_LIBRARY):
-        # (what takes longest first)
         objects = []
         for source, name, flags in target.units:
             objects.append(path(target.path.parent / name))
@@ -315,7 +313,7 @@ def ninja_file(targets: list[Target], nvcc: str | None) -> str:
 
 
 def make(targets: list[Target], nvcc: str | None = None) -> list[Path]:
-    """Compile and link what has changed. Raises CompileError."""
+    """Compile and link what has changed; raise CompileError for errors."""
     jobs = os.environ.get("MAX_JOBS")
     script = targets[0].path.with_name("build.ninja")
     script.parent.mkdir(parents=True, exist_ok=True)
@@ -331,7 +329,10 @@ def make(targets: list[Target], nvcc: str | None = None) -> list[Path]:
 
 
 def install(files: list[Path], folder: Path) -> None:
-    """With a new time, or an older build stays in the source tree; no library of that remains."""
+    """Copy files to a folder, and remove the libraries of an earlier build there.
+
+    The copies get a new time: distutils replaces older files only.
+    """
     for old in (*folder.glob("libamp_ext_*.so"), *(folder / file.name for file in files)):
         old.unlink(missing_ok=True)  # a running program may have it mapped
     for file in files:
@@ -339,7 +340,7 @@ def install(files: list[Path], folder: Path) -> None:
 
 
 class BuildPackage(build_py):
-    """Leaves out the modules of an earlier build, some of which may be gone."""
+    """Leave out the modules of an earlier build, some of which may be gone."""
 
     def run(self):
         shutil.rmtree(Path(self.build_lib, "amp_ext"), ignore_errors=True)
@@ -347,7 +348,7 @@ class BuildPackage(build_py):
 
 
 class BuildExtension(build_ext):
-    """Compiles amp_ext._C and the libraries, and writes amp_ext/_build_info.py beside them."""
+    """Compile amp_ext._C and the libraries, and write amp_ext/_build_info.py beside them."""
 
     def build_extension(self, ext):
         require_compiler()

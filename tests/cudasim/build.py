@@ -132,7 +132,7 @@ def kernels() -> Path:
 def ptx(units: Iterable[tuple[Path, Sequence[str]]], architecture: str, into: Path) -> Path:
     """Return a folder with the PTX of sources with their flags, for "80" or "90a".
 
-    It is in a folder of folders. What has changed is compiled.
+    It lies in `into`. Only sources that have changed are compiled.
     """
     folder = into / architecture
     compiler = _version("nvcc", "--version")

@@ -127,7 +127,7 @@ def test_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scaler.get_scale() == 2.0**17, "grown twice"
 
 
-# What an overflow in the sixth of eight batches leaves, beside a skipped step.
+# An overflow in the sixth of eight batches skips a step. Each function checks other consequences.
 AFTERWARDS: dict[str, Callable[[Space], Any]] = {
     "A GAN": lambda space: (steps(space["optimizer_d"]), steps(space["optimizer_g"])) == ({7}, {8}),
     "A learning rate schedule": lambda space: space["scheduler"].last_epoch == 7,

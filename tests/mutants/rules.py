@@ -175,7 +175,9 @@ CALL = re.compile(rf"(?:[;{{)}}]|\belse)\s+(?=([a-z_](?:\w|\.|->|::)*\({NESTED}\
 BEFORE = re.compile(
     r"\b(?:if|while|TORCH_CHECK\w*) ?\(|\s(?:&&|\|\|)\s+|\breturn |(?<!constexpr )\bbool \w+ = "
 )
-OPERAND = re.compile(rf"((?:[^();,?&|{{}}=]|[=!<>]=|\({NESTED}\))+)(?<!\s)\s*([);,?]|&&|\|\|)")
+OPERAND = re.compile(
+    rf"((?:\b<[\w:, ]+>|[^();:,?&|{{}}=]|::|[=!<>]=|\({NESTED}\))+)(?<!\s)\s*([);:,?]|&&|\|\|)"
+)
 CONSTANT = re.compile(r"(?<=[\s(])\d+(?=[\s);]|$)")
 
 

@@ -325,7 +325,7 @@ def test_a_step_is_seen_by_autograd_and_autocast() -> None:
         loss.backward()
 
 
-# What is bad of the second group, and the error. The checks of each tensor are those of the op.
+# Errors, and how to provoke them in the second group. The op's tests cover the checks of tensors.
 BAD: dict[str, Callable[[Any, list[Tensor]], Any]] = {
     r"adam_: grads\[0\] needs a storage of 16 bytes": (
         lambda _, params: params[0].grad.untyped_storage().resize_(0)

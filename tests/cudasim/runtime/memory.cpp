@@ -54,10 +54,10 @@ struct sigaction other_handler;
 
 void tell(int, siginfo_t* info, void*);
 
-// Of the devices, one behind another. None is used twice.
+// Hands out the addresses of all devices, which lie one behind another. None is used twice.
 struct Addresses {
   char* begin;
-  std::vector<size_t> used;  // of each device
+  std::vector<size_t> used;  // bytes by device
 
   // Inaccessible memory, with such memory around it.
   char* take(int device, size_t bytes) {

@@ -8,8 +8,8 @@ namespace {
 
 // ---- operands -----------------------------------------------------------------------------------
 
-// The place of element (mn, k) of an operand, by "Asynchronous Warpgroup Level Canonical Layouts"
-// of the PTX ISA. With a swizzle of S bytes and 16-bit elements:
+// Finds the address of element (mn, k) of an operand, as "Asynchronous Warpgroup Level Canonical
+// Layouts" of the PTX ISA defines it. With a swizzle of S bytes and 16-bit elements:
 //   K-major:  rows of S bytes along k; 8 of them, then the next 8 a stride offset on
 //   MN-major: rows of S bytes along mn; 8 of k, then a stride offset; the next S bytes of mn a
 //             leading offset on
