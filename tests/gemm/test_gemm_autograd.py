@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -119,6 +120,16 @@ def test_only_what_is_wanted_is_computed(
             assert_same(leaf.grad, value)
         else:
             assert leaf.grad is None
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_backward_frees_operands(name: str) -> None:
+    operands = {name: torch.ones(2, 2, requires_grad=True) * 1 for name in ("a", "b")}
+    out, operand = ops.gemm(**operands), weakref.ref(operands[name])
+    del operands
+    assert operand() is not None
+    out.sum().backward()
+    assert operand() is None
 
 
 @against_oracle

@@ -111,6 +111,7 @@ FAULTS: list[Fault] = [
         "found_infs must hold from 1 to 448 tensors, got 0",
     ),
     ("update_scale_", "hysteresis", lambda _: 0, "hysteresis must be from 1 to 2147483647, got 0"),
+    ("update_scale_", "hysteresis", lambda _: 2**31, "from 1 to 2147483647, got 2147483648"),
     ("update_scale_", "hysteresis_tracker", lambda _: None, "got None"),
     ("cast_", "inputs", lambda x: x[:2], "inputs must have as many tensors as outputs, 3, got 2"),
     ("cast_", "outputs", lambda _: [], "inputs must have as many tensors as outputs, 0, got 3"),

@@ -111,11 +111,10 @@ void Product::join_terms() {
   args_.terms = 1;
 }
 
-// Makes one tall matrix of a batch.
+// Makes one tall matrix of a batch. The strides of an absent c are 0.
 void Product::join_rows() {
-  const auto joins = [&](const MatrixRef& x) { return !x.data || rows_join(x, args_.m); };
-  if (args_.batch <= 1 || args_.terms > 1 || args_.b.batch_stride != 0 || !joins(args_.a) ||
-      !joins(args_.c) || !joins(args_.out))
+  if (args_.batch <= 1 || args_.b.batch_stride != 0 || !rows_join(args_.a, args_.m) ||
+      !rows_join(args_.c, args_.m) || !rows_join(args_.out, args_.m))
     return;
   args_.m *= args_.batch;
   args_.batch = 1;
