@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from torch import Tensor
 
 from amp_ext import ops
@@ -57,10 +58,18 @@ def of_ops(names: tuple[str, ...], only: Callable[[Place], bool] = lambda _: Tru
 
 
 def assert_refused(
-    op: str, values: dict[str, Any], text: str, error: type[Exception] = RuntimeError
+    op: str,
+    values: dict[str, Any],
+    text: str,
+    error: type[Exception] = RuntimeError,
+    modes: Sequence[type] = (torch.enable_grad, torch.no_grad),
 ) -> None:
-    """Assert that a call raises an error with the text, and writes nothing."""
+    """Assert that a call in each mode raises an error with the text, and writes nothing.
+
+    Under no_grad, updates check plain tensors by other code.
+    """
     versions = [tensor._version for tensor in tensors(values)]
-    with unwritten(tensors(values)), pytest.raises(error, match=text):
-        getattr(ops, op)(**values)
+    for mode in modes:
+        with mode(), unwritten(tensors(values)), pytest.raises(error, match=text):
+            getattr(ops, op)(**values)
     assert [tensor._version for tensor in tensors(values)] == versions
