@@ -116,20 +116,16 @@ bool unscale(void* data, int64_t n, float inv_scale, float coefficient) {
   return peak >= kInfinity<Word, kFraction>;
 }
 
-template <class Real, class Word, int kFraction>
-bool sum_squares(const void* data, int64_t n, float inv_scale, double* sum) {
+template <class Real>
+double sum_squares(const void* data, int64_t n, float inv_scale) {
   const auto* values = static_cast<const Real*>(data);
-  Word peak = 0;
-  double squares = 0;
-#pragma omp simd reduction(+ : squares) reduction(max : peak)
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; ++i) {
     const Real product = values[i] * inv_scale;
-    const Word magnitude = bit_cast<Word>(product) & kMagnitude<Word>;
-    peak = magnitude > peak ? magnitude : peak;
-    squares += static_cast<double>(product) * static_cast<double>(product);
+    sum += static_cast<double>(product) * static_cast<double>(product);
   }
-  *sum += squares;
-  return peak >= kInfinity<Word, kFraction>;
+  return sum;
 }
 
 // ---- spans of a 16-bit type, widened to fp32 a tile at a time ----
@@ -152,16 +148,16 @@ bool unscale_half(void* data, int64_t n, float inv_scale, float coefficient) {
 }
 
 template <class Half>
-bool sum_squares_half(const void* data, int64_t n, float inv_scale, double* sum) {
+double sum_squares_half(const void* data, int64_t n, float inv_scale) {
   const auto* values = static_cast<const uint16_t*>(data);
-  bool found = false;
+  double sum = 0;
   float tile[kTile];
   for (int64_t at = 0; at < n; at += kTile) {
     const int count = static_cast<int>(n - at < kTile ? n - at : kTile);
     Half::widen(values + at, count, tile);
-    found |= sum_squares<float, uint32_t, 23>(tile, count, inv_scale, sum);
+    sum += sum_squares<float>(tile, count, inv_scale);
   }
-  return found;
+  return sum;
 }
 
 }  // namespace
@@ -174,8 +170,7 @@ const SpanKernels kernels = {
      unscale<double, uint64_t, 52>},
     {any_non_finite<uint32_t, 23>, any_non_finite<uint16_t, 10>, any_non_finite<uint16_t, 7>,
      any_non_finite<uint64_t, 52>},
-    {sum_squares<float, uint32_t, 23>, sum_squares_half<F16>, sum_squares_half<BF16>,
-     sum_squares<double, uint64_t, 52>},
+    {sum_squares<float>, sum_squares_half<F16>, sum_squares_half<BF16>, sum_squares<double>},
     {widen<float>, F16::widen, BF16::widen, widen<double>},
     {narrow<float>, F16::narrow, BF16::narrow, narrow<double>},
 };

@@ -13,9 +13,9 @@ struct SpanKernels {
   // Computes data = data * inv_scale * coefficient, in this order.
   bool (*unscale[kDTypes])(void* data, int64_t n, float inv_scale, float coefficient);
   bool (*check_finite[kDTypes])(const void* data, int64_t n);
-  // Adds the sum of squares of data * inv_scale to *sum. The order depends only on n and the
-  // instruction set.
-  bool (*sum_squares[kDTypes])(const void* data, int64_t n, float inv_scale, double* sum);
+  // Returns the sum of squares of data * inv_scale. The order depends only on n and the instruction
+  // set.
+  double (*sum_squares[kDTypes])(const void* data, int64_t n, float inv_scale);
   // Convert to and from fp32, rounded to nearest even.
   void (*widen[kDTypes])(const void* from, int64_t n, float* to);
   void (*narrow[kDTypes])(const float* from, int64_t n, void* to);
