@@ -184,12 +184,10 @@ def grad_norm(
         run and for any number of threads. A gradient that is not finite makes the norm so.
     """
     factor = 1.0 if inv_scale is None else inv_scale.item()
-    products = [_product(grad, factor) for grad in grads]
-    _check(products, found_inf)
     squares = torch.zeros((), dtype=torch.float64, device=found_inf.device)
-    for product in products:
-        squares += product.double().square().sum()
-    norm = squares.sqrt().float()
+    for grad in grads:
+        squares += _product(grad, factor).double().square().sum()
+    norm = squares.sqrt().float()  # not finite if a product is not
     _check([norm], found_inf)
     return norm
 
