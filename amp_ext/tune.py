@@ -317,7 +317,7 @@ def _measure(product: _Product, seconds: float) -> dict[Candidate, float]:
 
 
 def _right_candidates(product: _Product, trial: _Trial, deadline: float) -> list[Candidate]:
-    """Return the candidates with the first one's result, while there is time, or at least one."""
+    """Return the default and the candidates with its result; after the deadline, just one more."""
     default, *others = trial.candidates
     expected = trial.result(default)
     right = [default]

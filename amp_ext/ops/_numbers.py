@@ -31,7 +31,7 @@ def counted(*shape: int) -> Tensor:
 
 
 def integers(*shape: int, limit: int = 8191) -> Tensor:
-    """Return random integers, other ones for other shapes."""
+    """Return random integers, the same ones in each call with a shape."""
     generator = torch.Generator("cpu").manual_seed(sum(shape))
     kind = {"generator": generator, "dtype": FP64, "device": "cpu"}
     return torch.randint(-limit, limit + 1, shape, **kind)

@@ -61,7 +61,8 @@ def unscale_(
         inv_scale: float32, 1 element. A factor of exactly 1 leaves every bit as it is.
         norm: float32, 1 element: the L2 norm of ``grads * inv_scale``, as :func:`grad_norm` returns
             it. A norm that is not finite sets ``found_inf`` to 1.0 and leaves the gradients as they
-            are. So do two factors of exactly 1. The op does not read ``found_inf``.
+            are. If both factors are exactly 1, the op neither reads nor writes them. It does not
+            read ``found_inf``.
         max_norm: the limit of the norm, rounded to float32; None stands for no limit.
 
     float16 and bfloat16 are multiplied in float32, by one factor after the other, and rounded to
@@ -78,11 +79,9 @@ def unscale_(
         factors = inv_scale.item(), clip_coefficient(norm, max_norm).item()
         if factors == (1.0, 1.0):
             return
-    _check(grads, found_inf)
-    if factors == (1.0, 1.0):
-        return
-    for grad in grads:
-        grad.copy_(_product(_product(grad, factors[0]), factors[1]))
+    if factors != (1.0, 1.0):
+        for grad in grads:
+            grad.copy_(_product(_product(grad, factors[0]), factors[1]))
     _check(grads, found_inf)
 
 

@@ -100,8 +100,8 @@ class KernelStep(Optimizer):
     def _use(self, storage: Storage) -> None:
         """Take the storage, at the end of a constructor."""
         self._storage, self._kernel_step = storage, _C.OptimizerStep()
-        # torch sets it for fused=True, and Lightning then refuses to clip. Only a step by torch's
-        # code needs it.
+        # torch sets this attribute for fused=True, and Lightning then refuses to clip. Only a step
+        # by torch's code needs it.
         if self._why_options() is None:
             self.__dict__.pop("_step_supports_amp_scaling", None)
 

@@ -194,7 +194,7 @@ class SGD(KernelStep, torch.optim.SGD):
         self._use(Storage(master_weights, stochastic_rounding, dtypes))
 
     def _state_names(self, group: dict[str, Any]) -> list[str]:
-        moves = bool(group["momentum"])  # a comparison may be np.bool_, or a tensor
+        moves = bool(group["momentum"])  # a plain bool, since lists are multiplied by it
         counts = (moves and bool(group["dampening"])) or self._storage.stochastic_rounding
         masters = self._storage.master_weights
         return ["step"] * counts + ["momentum_buffer"] * moves + [MASTER] * masters

@@ -27,10 +27,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("choose", [](const std::string& op, const std::string& device_type) {
     return amp_ext::choose(op.c_str(), c10::Device(device_type)).name();
   });
-  m.def("load_backend", &amp_ext::load_backend, pybind11::arg("path"),
-        pybind11::arg("remedy") = "it is not of this build",
-        "Loads the backend of a shared library and returns the architectures of its GPU code, or "
-        "raises ImportError, whose text ends with the remedy.");
+  m.def("load_backend", &amp_ext::load_backend,
+        "Loads the backend of a shared library at a path, and returns the architectures of its GPU "
+        "code. Raises ImportError, whose text ends with a remedy.");
   m.def("put_under_test", &amp_ext::put_under_test);
 
   m.attr("REGION_MARK") = c10::DeviceTypeName(amp_ext::kRegionMark, /*lower_case=*/true);

@@ -119,7 +119,7 @@ def stochastic_bf16(x, random_bits):
 
 @device_function
 def where_also(mask, condition):
-    """Return the mask if one condition holds for all. The interpreter needs the cast."""
+    """Return the mask if a scalar condition holds, else none. The interpreter needs the cast."""
     return mask & tl.cast(condition, tl.int1)
 
 

@@ -21,8 +21,8 @@ namespace {
 // identifies the region of the first pass.
 class Log {
  public:
-  // Adds an entry. Entries of a thread alternate, and the first says yes. A thread has no entry
-  // after `begin`. With too many entries, the thread's oldest region of torch's counts as ours.
+  // Adds an entry. Entries of a thread alternate, and the first says yes. The thread must have no
+  // entry after `begin`. With too many entries, the thread's oldest region of torch counts as ours.
   void add(uint64_t thread, uint64_t begin, bool is_ours) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::map<uint64_t, bool>& entries = threads_[thread];

@@ -99,7 +99,7 @@ int capability_of(c10::Device device);
 // Returns whether the device's current stream is being captured in a CUDA graph.
 bool is_capturing(c10::Device device);
 
-// Lets this thread wait for a device while another one captures a graph, from now on.
+// From now on, this thread may wait for a device while another thread captures a graph.
 void relax_capture_mode();
 
 inline c10::Device device_of(Services& services) {

@@ -33,7 +33,7 @@ inline int64_t address(const void* data) { return std::bit_cast<int64_t>(data); 
 inline int64_t bits(double x) { return std::bit_cast<int64_t>(x); }
 
 // Calls the function with the address of the list's table, the numbers of entries and chunks, and
-// the arguments. A list without chunks calls it only if it is needed all the same.
+// the arguments. For a list without chunks, calls it only if `is_needed`.
 template <class Ref, class... Args>
 Status launch_list(const char* module, const char* function, const ListOf<Ref>& list,
                    Services& services, bool is_needed, const Args&... args) {

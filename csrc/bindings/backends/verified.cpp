@@ -17,18 +17,11 @@ namespace {
 // Answers are a thread's own, so that a call waits for no other.
 thread_local std::map<std::tuple<const Backend*, Family, int>, bool> answers;  // by device index
 
-// Returns whether a backend needs no verification: it is under test, or its code is no GPU's (the
-// CPU's own, or interpreted).
-bool needs_none(const Backend& backend, c10::Device device) {
-  return is_under_test(backend) || &backend == &cpu_backend() ||
-         (device.is_cpu() && &backend == &triton_backend());
-}
-
 }  // namespace
 
 std::optional<bool> is_verified(const Backend& backend, Family family, c10::Device device,
                                 bool known_only) {
-  if (needs_none(backend, device)) return true;
+  if (device.is_cpu() || is_under_test(backend)) return true;
   const std::tuple question{&backend, family, int{device.index()}};
   if (const auto known = answers.find(question); known != answers.end()) return known->second;
   if (known_only) return std::nullopt;

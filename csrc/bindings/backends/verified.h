@@ -25,9 +25,8 @@ inline Family family_of(const GemmArgs& g) {
 
 // Returns whether a backend's kernels of a family are right on a device; none without an answer
 // now, such as for lack of memory. The first call verifies them, unless `known_only`: it runs
-// Python and waits for the device. Throws where a CUDA graph would capture that first call. The
-// kernels of the CPU's own backend, of the backend under test and of Triton's interpreter count as
-// right.
+// Python and waits for the device. Throws where a CUDA graph would capture that first call. All
+// kernels on a CPU, and those of the backend under test, count as right.
 std::optional<bool> is_verified(const Backend& backend, Family family, c10::Device device,
                                 bool known_only = false);
 

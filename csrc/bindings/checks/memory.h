@@ -78,7 +78,7 @@ struct MemoryUse {
   int64_t first_bytes = 0;
 };
 
-// Returns two uses that overlap, of which the first is written, or none.
+// Two uses that overlap, of which the first is written.
 using Overlap = std::pair<MemoryUse, MemoryUse>;
 std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses);
 

@@ -26,7 +26,7 @@ void check_device(const char* op, const Name& name, const at::Tensor& tensor, at
 }
 
 // Returns a pointer to the elements of `tensor`. Throws unless it is a contiguous tensor of `size`
-// elements of this type, in memory of its own and as it is stored there, and lies on `device`.
+// elements of this type on `device`, no negated view, and in memory that has not been freed.
 void* elements(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType type,
                at::Device device, int64_t size = 1);
 

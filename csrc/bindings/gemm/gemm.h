@@ -39,9 +39,7 @@ at::Tensor gemm_op(const at::Tensor& a, const at::Tensor& b, bool trans_a, bool 
 
 inline at::ScalarType out_dtype_of(const at::Tensor& a, const at::Tensor& b,
                                    const std::optional<at::ScalarType>& out_dtype) {
-  return out_dtype.value_or(a.scalar_type() == b.scalar_type()
-                                ? a.scalar_type()
-                                : c10::promoteTypes(a.scalar_type(), b.scalar_type()));
+  return out_dtype.value_or(c10::promoteTypes(a.scalar_type(), b.scalar_type()));
 }
 
 // Returns the type of sums that end up in `type`.

@@ -24,7 +24,8 @@ std::optional<int64_t> batch_stride(const at::Tensor& tensor) {
 
 namespace {
 
-void* const kToAllocate = reinterpret_cast<void*>(64);  // aligned as results are
+// The address of a result that is not allocated yet, aligned as results are.
+void* const kToAllocate = reinterpret_cast<void*>(64);
 
 int64_t batch_of(at::IntArrayRef sizes) {
   return c10::multiply_integers(sizes.slice(0, sizes.size() - 2));

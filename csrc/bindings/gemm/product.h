@@ -35,8 +35,9 @@ class Product {
     return choose_gemm(device(), args_, reason);
   }
 
-  // Computes the product by a backend, or by torch's library for null. If the backend's kernel is
-  // not for this moment or driver, the library computes it too, or an error is thrown if `strict`.
+  // Computes the product by a backend, or by torch's library for null. The library also replaces a
+  // kernel that is not compiled before a capture, or whose tensor map the driver refuses. If
+  // `strict`, both are errors.
   at::Tensor compute(const Backend* backend, bool strict = false);
 
  private:

@@ -8,6 +8,7 @@
 
 #include "backends/backends.h"
 #include "backends/triton.h"
+#include "checks/tensors.h"
 #include "op.h"
 
 namespace amp_ext {
@@ -21,8 +22,8 @@ class CastPairs {
   explicit CastPairs(at::Device device) : device_(device) {}
 
   // Checks a pair and appends it. Throws as checked_dtype does, for other shapes, for memory that
-  // has been freed, and for an output that is negated, overlaps within itself or has a history to
-  // autograd.
+  // has been freed, and for an output that is negated, overlaps within itself, or requires grad
+  // while gradients are recorded.
   void add(const at::Tensor& output, const at::Tensor& input, size_t index) {
     const Item output_item{kCast, "outputs", index}, input_item{kCast, "inputs", index};
     const DType output_dtype = checked_dtype(kCast, output_item, output, device_);

@@ -5,6 +5,7 @@
 
 #include "backends/backends.h"
 #include "backends/triton.h"
+#include "checks/tensors.h"
 #include "op.h"
 
 namespace amp_ext {

@@ -50,8 +50,8 @@ struct Scalars {
 };
 
 // Returns the scalars of each list, without inv_scale. `flags` has the flags that the pass starts
-// with, by device; a device without one gets a new flag. An error that is raised for norms that are
-// not finite `keeps` the flags as they are.
+// with, by device; a device without one gets a new flag. With `keeps` the pass writes copies of
+// them: an error for a norm that is not finite must leave them as they are.
 std::vector<Scalars> scalars_of(const char* op, const std::vector<GradList>& lists,
                                 const py::dict& flags, bool keeps) {
   std::vector<Scalars> result;
