@@ -285,6 +285,8 @@ class GradScaler(ScalerState):
             if isinstance(optimizer, KernelStep):
                 vars(optimizer).pop("grad_scale", None)  # set by the user, for this step alone
             state["stage"] = OptState.STEPPED
+            for other in self._per_optimizer_states.values():
+                other.record_step(optimizer)
             return result
         finally:
             # Fused steps write weights without bumping the version that validates copies.

@@ -34,6 +34,7 @@ class StepState(dict[str, Any]):
         skipped: whether the host has skipped the step; None if the host did not decide.
         sharers: the states of targets that had unscaled some of the same gradients before.
         unscaled_grads: the gradients that a clip of parameters has unscaled, by the parameters' id.
+        stepped: the versions that such gradients had after steps of optimizers, likewise.
     """
 
     target: Callable[[], Any] = staticmethod(lambda: None)
@@ -49,6 +50,7 @@ class StepState(dict[str, Any]):
 
     def __init__(self) -> None:
         super().__init__(stage=OptState.READY, found_inf_per_device={})
+        self.stepped: dict[int, int | None] = {}
 
     @property
     def found_infs(self) -> dict[torch.device, Tensor]:
@@ -70,7 +72,7 @@ class StepState(dict[str, Any]):
         if handover is not Handover.HOST:
             self.handover, self.norm, self.max_norm = handover, norm, max_norm
             self.leaves_unscaling = self["stage"] is OptState.READY
-            self._norm_version = norm._version
+            self._norm_version = _version_of(norm)
         self["stage"] = OptState.UNSCALED
 
     # ---- gradients of several targets ------------------------------------------------------------
@@ -79,11 +81,19 @@ class StepState(dict[str, Any]):
         """Record the current gradients of parameters as unscaled."""
         self.unscaled_grads = {id(param): param.grad for param in params_of(self.target())}
 
+    def record_step(self, optimizer: Any) -> None:
+        """Record that a step has used gradients. Those written after it are of another loss."""
+        if self.unscaled_grads is not None:
+            self.stepped |= {id(param): _version_of(param.grad) for param in params_of(optimizer)}
+
     def unscaled(self) -> set[int]:
         """Return the ids of the parameters with unscaled gradients."""
-        grads = self.unscaled_grads
-        params = params_of(self.target())
-        return {id(p) for p in params if grads is None or p.grad is grads.get(id(p))}
+        params = {id(param): param.grad for param in params_of(self.target())}
+        if self.unscaled_grads is None:
+            return set(params)
+        kept = {key for key, grad in params.items() if grad is self.unscaled_grads.get(key)}
+        written = {k for k, v in self.stepped.items() if k in kept and v != _version_of(params[k])}
+        return kept - written
 
     def find_sharers(self, states: Iterable[StepState]) -> list[Tensor]:
         """Set ``sharers``, and return the parameters whose gradients none of them has unscaled."""
@@ -133,8 +143,12 @@ class StepState(dict[str, Any]):
 
     def require_norm_untouched(self) -> None:
         """Raise if a norm that the step reads has been written."""
-        if self.norm is not None and self.norm._version != self._norm_version:
+        if self.norm is not None and _version_of(self.norm) != self._norm_version:
             raise RuntimeError(
                 "The norm that clip_grad_norm_() returned has been written in place before step(), "
                 "which reads it: write to a clone() of it."
             )
+
+
+def _version_of(tensor: Tensor | None) -> int | None:
+    return None if tensor is None or tensor.is_inference() else tensor._version

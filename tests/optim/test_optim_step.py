@@ -372,3 +372,10 @@ def test_keeps_nothing_alive() -> None:
     optimizer.state.clear()
     params.clear()
     assert [each() for each in gone] == [None, None, None]
+
+
+def test_states_of_an_empty_parameter_in_another_order() -> None:
+    param = torch.nn.Parameter(torch.empty(0, 3))
+    param.grad, optimizer = torch.empty(0, 3), amp_ext.optim.SGD([param], lr=0.1, momentum=0.9)
+    optimizer.state[param]["momentum_buffer"] = torch.empty(3, 0).t()
+    optimizer.step()

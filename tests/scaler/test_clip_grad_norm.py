@@ -402,3 +402,27 @@ def test_frozen_quantized_weights_are_passed_over() -> None:
     groups = [{"params": [Quantized(torch.ones(2), requires_grad=False), adapter]}]
     flags, norm = _C.grad_pass(groups, "norm", torch.tensor(0.5), {})
     assert norm.item() == pytest.approx(8**0.5) and flags[torch.device("cpu")].item() == 0.0
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_shared_gradient_that_is_written_again(set_to_none: bool) -> None:
+    """A gradient made after a step is scaled, although it is the same tensor as before."""
+    w, a, b = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    optimizers = [torch.optim.SGD([w, other], lr=0.25) for other in (a, b)]
+    scaler = amp_ext.GradScaler("cpu", init_scale=1024.0)
+    for optimizer, other in zip(optimizers, (a, b), strict=True):
+        for each in optimizers:
+            each.zero_grad(set_to_none=set_to_none)
+        scaler.scale((w * other).sum()).backward()
+        if other is a:
+            scaler.clip_grad_norm_([w, a], 100.0)
+        scaler.step(optimizer)
+    assert w.tolist() == [0.5, 0.5]
+
+
+def test_clip_in_inference_mode() -> None:
+    optimizer = amp_ext.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    scaler = started(OURS, 8.0)
+    optimizer.param_groups[0]["params"][0].grad = torch.full((1,), 16.0)
+    with torch.inference_mode():
+        assert scaler.clip_grad_norm_(optimizer, 1.0).item() == 2.0

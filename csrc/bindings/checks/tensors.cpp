@@ -83,7 +83,7 @@ void check_no_internal_overlap(const Item& item, const at::Tensor& tensor) {
 }
 
 bool same_order(const at::Tensor& a, const at::Tensor& b) {
-  if (a.strides() == b.strides()) return true;
+  if (a.numel() == 0 || a.strides() == b.strides()) return true;
   for (int64_t d = 0; d < a.dim(); ++d) {
     if (a.size(d) != 1 && a.stride(d) != b.stride(d)) return false;
   }
