@@ -124,7 +124,7 @@ def test_only_what_is_wanted_is_computed(
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_backward_frees_operands(name: str) -> None:
-    operands = {name: torch.ones(2, 2, requires_grad=True) * 1 for name in ("a", "b")}
+    operands = {key: torch.ones(2, 2, requires_grad=True) * 1 for key in "ab"}
     out, operand = ops.gemm(**operands), weakref.ref(operands[name])
     del operands
     assert operand() is not None
