@@ -5,8 +5,6 @@ operand dtype, by one backend on one kind of device. ``python -m amp_ext`` verif
 again.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

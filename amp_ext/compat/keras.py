@@ -1,7 +1,5 @@
 """Set the dtypes of computation in modules, by the policies of Keras 3."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import torch

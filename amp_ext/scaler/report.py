@@ -1,7 +1,5 @@
 """Report the gradients that made a step overflow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Keep the part of the scaler that outlives a step: numbers, reads and checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
