@@ -31,6 +31,7 @@ gradients, and where users read, as in ``get_scale``, ``state_dict`` and ``error
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -239,12 +240,13 @@ class GradScaler(ScalerState):
             written=handover is not Handover.KERNELS,
         )
         if result:
-            norm = result[1]
+            norm = self._checked_norm(result[1], state, error_if_nonfinite)
             state.record_clip(norm, float(max_norm), handover)
         else:
             if state["stage"] is OptState.READY:
                 self.unscale_(target)
             norm = clip_as_torch(target, max_norm, norm_type, error_if_nonfinite)
+            norm = self._checked_norm(norm, state, error_if_nonfinite)
         state.is_clipped = True
         self._limit_norm(norm, state, reduction)
         if isinstance(target, Parameters):
@@ -380,6 +382,16 @@ class GradScaler(ScalerState):
         state["stage"] = OptState.UNSCALED
         state.take_flags(state.sharers)
         return True
+
+    def _checked_norm(self, norm: Tensor, state: StepState, error_if_nonfinite: bool) -> Tensor:
+        """Return the norm, or inf if an earlier clip has left gradients scaled by an overflow."""
+        clips = (sharer for sharer in state.sharers if sharer.is_clipped)
+        flags = [flag for clip in clips for flag in clip.found_infs.values()]
+        if not flags:
+            return norm
+        norm = norm.masked_fill(combined(flags, norm.device) != 0, math.inf)
+        # One number is its own norm. torch raises the error.
+        return torch.nn.utils.get_total_norm([norm], math.inf, error_if_nonfinite)
 
     def _limit_norm(self, norm: Tensor, state: StepState, reduction: Reduction | None) -> None:
         """Flag a norm above ``skip_above_norm`` in all processes."""

@@ -1,7 +1,5 @@
 """Test that GradScaler.clip_grad_norm_ equals unscale_ and torch.nn.utils.clip_grad_norm_."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math
@@ -283,6 +281,19 @@ def test_second_check_after_a_clip_keeps_the_overflow() -> None:
     finish(scaler, optimizer)
     assert params(optimizer)[0].tolist() == [1.0, 1.0]
     assert scaler.step_was_skipped
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0])
+@pytest.mark.parametrize("make", STEPPED)
+def test_second_clip_after_an_overflow(make: str, norm_type: float) -> None:
+    """A clip of parameters leaves gradients scaled after an overflow: their norm is infinite."""
+    optimizer, scaler = STEPPED[make]([leaf([4.0])]), started(OURS)
+    scaler.clip_grad_norm_([leaf([math.inf]), *params(optimizer)], 1.0)
+    with pytest.raises(RuntimeError, match="is non-finite"):
+        scaler.clip_grad_norm_(optimizer, 1.0, norm_type, error_if_nonfinite=True)
+    assert scaler.clip_grad_norm_(optimizer, 1.0, norm_type).item() == math.inf
+    finish(scaler, optimizer)
+    assert (params(optimizer)[0].item(), scaler.step_was_skipped) == (1.0, True)
 
 
 def test_gradient_that_is_spoilt_after_unscale() -> None:
