@@ -290,16 +290,21 @@ class KernelStep(Optimizer):
 
         As in torch, a ``step`` is on the CPU, unless its group is ``fused`` or ``capturable``.
         """
-        result = super().state_dict()
-        groups = [g for g in result["param_groups"] if g.get("fused") or g.get("capturable")]
+        handle = self.register_state_dict_post_hook(KernelStep._finish_saved, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    def _finish_saved(self, saved: dict[str, Any]) -> None:
+        """Put copies in the place of states, with what torch's optimizer would have."""
+        groups = [g for g in saved["param_groups"] if g.get("fused") or g.get("capturable")]
         on_device = {index for group in groups for index in group["params"]}
-        for index, state in result["state"].items():
+        for index, state in saved["state"].items():
             if isinstance(state, dict):
-                saved = dict(state)
-                if index not in on_device and isinstance(saved.get("step"), Tensor):
-                    saved["step"] = saved["step"].cpu()
-                result["state"][index] = saved
-        return result
+                saved["state"][index] = state = dict(state)
+                if index not in on_device and isinstance(state.get("step"), Tensor):
+                    state["step"] = state["step"].cpu()
 
 
 def _unwrapped(step: Any) -> Any:

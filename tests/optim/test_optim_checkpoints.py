@@ -1,7 +1,5 @@
 """Test checkpoints between torch's optimizers and amp_ext's, and copies and pickles."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable
@@ -115,6 +113,18 @@ def test_loading_between_steps_and_hooks() -> None:
     source.load_state_dict(saved)
     train(source, range(1))
     assert source.state[params(source)[0]]["step"] == 3
+
+
+def test_hooks_on_the_way_out() -> None:
+    """A user's hook sees what is saved, and its result is returned."""
+    optimizer = make(optim, "adamw")
+    train(optimizer, range(2))
+    plain = optimizer.state_dict()
+    for prepend in (False, True):
+        handle = optimizer.register_state_dict_post_hook(lambda _, saved: {"all": saved}, prepend)
+        assert_same_bits(optimizer.state_dict(), {"all": plain})
+        handle.remove()
+    assert not optimizer._optimizer_state_dict_post_hooks
 
 
 @against_oracle
