@@ -204,6 +204,7 @@ class KernelStep(Optimizer):
                 f"{name}.step: clip_grad_norm_() has left unscaling and clipping to a step that "
                 f"kernels can no longer make: {why}. Change options before clip_grad_norm_()."
             )
+        _forget_skipped(self.param_groups, self.state)
         step = super().step.__func__
         # Hooks have been run.
         (step.__wrapped__ if getattr(step, "hooked", False) else step)(self)
@@ -305,6 +306,16 @@ class KernelStep(Optimizer):
                 saved["state"][index] = state = dict(state)
                 if index not in on_device and isinstance(state.get("step"), Tensor):
                     state["step"] = state["step"].cpu()
+        _forget_skipped(saved["param_groups"], saved["state"])
+
+
+def _forget_skipped(groups: Any, states: Any) -> None:
+    """Drop the zero momentum of skipped steps: torch dampens each update that finds a momentum."""
+    dampened = (key for group in groups if group.get("dampening") for key in group["params"])
+    for state in (states.get(key, {}) for key in dampened):
+        if state.get("step") == 0:
+            state.pop("momentum_buffer", None)
+            del state["step"]  # made anew after an update: see _steps_before
 
 
 def _unwrapped(step: Any) -> Any:

@@ -1,7 +1,5 @@
 """Test GradScaler.step: who unscales, clips and skips, amp protocols, closures, devices."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -197,6 +195,38 @@ def test_fused_step_with_momentum_may_be_skipped() -> None:
     # Momentum starts as a copy of the gradient, or as zero times 0.9 plus the gradient.
     for values in ([math.inf, 1.0, 2.0], [1.0, math.inf, 2.0]):
         assert torch.equal(trained(values), trained([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("skipped", ["by kernels", "by torch"])
+@pytest.mark.parametrize("then", ["checkpoint", "kernels", "torch"])
+def test_first_update_after_a_skipped_step(then: str, skipped: str, fused: bool) -> None:
+    """The first update is not dampened, whoever makes it and whoever has skipped a step before.
+
+    torch's code makes steps with a float64 gradient, here of a parameter without momentum.
+    """
+
+    def step(optimizer: Any, value: float, by_torch: bool) -> None:
+        groups = optimizer.param_groups
+        groups[0]["params"][0].grad = torch.full((2,), value)
+        groups[1]["params"][0].grad = torch.ones(1, dtype=torch.float64) if by_torch else None
+        finish(started(OURS, 1.0), optimizer)
+
+    def made(cls: Any) -> Any:
+        options = {"lr": 0.5, "dampening": 0.5, "fused": fused}
+        other = {"params": [torch.ones(1, dtype=torch.float64)], "momentum": 0.0}
+        return cls([{"params": [torch.ones(2)], "momentum": 0.5}, other], **options)
+
+    optimizer = made(amp_ext.optim.SGD)
+    for _ in range(2):
+        step(optimizer, math.inf, skipped == "by torch")
+    if then == "checkpoint":
+        source, optimizer = optimizer, made(torch.optim.SGD)
+        optimizer.load_state_dict(source.state_dict())
+    step(optimizer, 2.0, then == "torch")
+    assert params(optimizer)[0].tolist() == [0.0, 0.0]
+    step(optimizer, 4.0, False)
+    assert params(optimizer)[0].tolist() == [-1.5, -1.5]  # by a momentum of 0.5 * 2 + 0.5 * 4
 
 
 @pytest.mark.parametrize("replaces", [False, True])
