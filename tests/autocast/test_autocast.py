@@ -1,7 +1,5 @@
 """Test the state of regions of amp_ext.autocast, in one thread and in several."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

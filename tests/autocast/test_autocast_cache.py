@@ -1,7 +1,5 @@
 """Test that autocast casts weights once per version, and only elements in use, and frees copies."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random

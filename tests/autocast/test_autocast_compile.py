@@ -1,7 +1,5 @@
 """Test that compiled programs keep the routing, and that exported ones run without amp_ext."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import os

@@ -1,7 +1,5 @@
 """Test whole networks: checkpoints and TorchScript."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Test the ops that are routed to amp_ext's GEMM, and what stays torch's."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Test programs that name torch: install() and uninstall(), and torch's names in amp_ext."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import copy
 import functools

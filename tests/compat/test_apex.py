@@ -1,7 +1,5 @@
 """Test programs of Apex's amp: their results at each level, and the scaling of losses."""
 
-from __future__ import annotations
-
 import copy
 import math
 import sys

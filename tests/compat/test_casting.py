@@ -1,7 +1,5 @@
 """Test casts around forward, by amp.initialize and apply_policy, and the policies of Keras."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections import OrderedDict

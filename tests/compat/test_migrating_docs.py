@@ -1,7 +1,5 @@
 """Test the effects of the rows of docs/migrating.md, table by table, in both languages."""
 
-from __future__ import annotations
-
 import copy
 import re
 import sys

@@ -1,7 +1,5 @@
 """Test amp_ext::gemm on every size, batch, dtype, layout, addend and kind of number."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Test amp_ext::gemm_accumulate_: c += alpha * A @ B in FP32."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

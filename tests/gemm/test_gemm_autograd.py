@@ -1,7 +1,5 @@
 """Test first and second gradients of amp_ext::gemm: values, needed products, versions, tracing."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import weakref

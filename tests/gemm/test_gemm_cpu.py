@@ -1,7 +1,5 @@
 """Test amp_ext::gemm on a CPU with large products: several blocks, and few rows."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -4,8 +4,6 @@ On the CPU, each call runs the step, with the same checks. The fake CUDA runtime
 captures and replays; it does not replay random numbers.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

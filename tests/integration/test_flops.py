@@ -1,7 +1,5 @@
 """Test that torch.utils.flop_counter counts the products as it counts torch's own."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Test amp_ext::cast_: the bits of torch.Tensor.copy_, and the memory that it touches."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """Test amp_ext::grad_norm: rounding of the norm, equal bits in every run, overflow flag."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Test the cost of a list besides its bytes: launches, bytes in tables, time of the host."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Test what ops on lists share: memory, lists, and the overflow flag."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test that bad arguments raise an error with op and argument, and write nothing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Test that ops refuse freed, shrunk, negated or shared memory, and write nothing then."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Test amp_ext::unscale_: values bit for bit, and the overflow flag, on every executor."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Test amp_ext::update_scale_ against torch's op at the defaults, and its further options."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

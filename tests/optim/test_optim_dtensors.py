@@ -3,8 +3,6 @@
 A step sends no message of its own.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test options of the optimizers as NumPy scalars and as tensors of no dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

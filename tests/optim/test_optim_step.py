@@ -3,8 +3,6 @@
 It also covers tensor learning rates, versions, shared memory and errors.
 """
 
-from __future__ import annotations
-
 import re
 import weakref
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Test the results of a step: torch's numbers, masters, dtypes of moments, skips, scalars."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

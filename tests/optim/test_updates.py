@@ -1,7 +1,5 @@
 """Test adam_ and sgd_ together, bit for bit against the oracle."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

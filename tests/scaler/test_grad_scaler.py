@@ -1,7 +1,5 @@
 """Test that GradScaler is torch's by errors and attributes, and takes unusual gradients."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Test torch.compile of a training step: graph breaks and bits of torch's scaler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

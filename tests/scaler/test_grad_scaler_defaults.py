@@ -1,7 +1,5 @@
 """Test that defaults of dtype and device change nothing in the scaler."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

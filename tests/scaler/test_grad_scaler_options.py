@@ -1,7 +1,5 @@
 """Test the options of GradScaler, its skipped steps, and deliberate differences from torch."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

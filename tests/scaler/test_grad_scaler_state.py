@@ -1,7 +1,5 @@
 """Test GradScaler's state: checkpoints to and from torch's class, pickles, copies."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

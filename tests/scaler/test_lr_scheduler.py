@@ -1,7 +1,5 @@
 """Test amp_ext.optim.lr_scheduler: schedules that count the steps made."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

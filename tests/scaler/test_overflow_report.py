@@ -1,7 +1,5 @@
 """Test GradScaler.overflow_report: names of gradients that are not finite, and its limits."""
 
-from __future__ import annotations
-
 import gc
 import math
 from typing import Any
