@@ -58,5 +58,3 @@ CUDA_ARCHES: list[str] = []
 if CUDA_VERSION:
     path, CUDA_ARCHES = load_library("cuda")
     LIBRARIES.append(path)
-
-__all__ = ["CUDA_ARCHES", "LIBRARIES", "_C", "check_build", "load_library"]

@@ -34,9 +34,6 @@ FLT_MIN = torch.finfo(torch.float32).tiny
 """The smallest normal float32 number: the floor of the scale when no min_scale is given."""
 
 
-# ---- unscale_ ----------------------------------------------------------------------------------
-
-
 @op("grads", "found_inf")
 def unscale_(
     grads: Sequence[Tensor],
@@ -130,9 +127,6 @@ def _example_grads() -> list[Tensor]:
     return [full(4.0, 19), full(2.0, 2, 4, dtype=torch.float16).t(), full(12.0).double()]
 
 
-# ---- check_finite ------------------------------------------------------------------------------
-
-
 @op("found_inf")
 def check_finite(grads: Sequence[Tensor], found_inf: Tensor) -> None:
     """Look for infinities and NaNs without writing to the gradients.
@@ -159,9 +153,6 @@ def _check_finite_cases() -> Iterator[Case]:
     long = numbers(7001).float()
     long[7000] = INF
     yield Case("a long list", _call(list(long.split(5))))
-
-
-# ---- grad_norm ---------------------------------------------------------------------------------
 
 
 @op("found_inf")
@@ -202,9 +193,6 @@ def _grad_norm_cases() -> Iterator[Case]:
     yield Case("a NaN", _call(with_value(NAN, grads, 0, 0), 0.5))
     yield Case("a norm beyond float32", _call([full(3e38, 5)]))
     yield Case("a long list", _call(list(integers(7001, limit=511).float().split(5)), 0.5))
-
-
-# ---- cast_ -------------------------------------------------------------------------------------
 
 
 @op("outputs")
@@ -253,9 +241,6 @@ def _cast_cases() -> Iterator[Case]:
     long = numbers(7001).float()
     halves = list(long.half().split(5))
     yield Case("a long list", {"outputs": halves, "inputs": list((long * 3).split(5))})
-
-
-# ---- update_scale_ -----------------------------------------------------------------------------
 
 
 @op("scale", "growth_tracker", "hysteresis_tracker", "skipped_steps", "next_step")

@@ -276,11 +276,8 @@ def _gradient(param: Tensor, grad: Tensor, factors: _Factors, l2: float) -> Tens
         param.shape, param.stride(), dtype=torch.float32, device=param.device
     )
     g = _flat(in_order.copy_(grad)) * factors.inv_scale * factors.coefficient
-    return (
-        g + _flat(param).float() * l2
-        if torch.tensor(l2, dtype=torch.float32, device="cpu") != 0
-        else g
-    )
+    decay = torch.tensor(l2, dtype=torch.float32, device="cpu")
+    return g + _flat(param).float() * l2 if decay != 0 else g
 
 
 class _Noise:

@@ -67,14 +67,9 @@ def zero_new_momenta(optimizer: Optimizer, old: dict[Tensor, Tensor], found_inf:
     """Zero the momentum buffers that a step has made, where found_inf is not 0.
 
     torch's fused SGD allocates momentum without initialising it. A skipped step leaves before the
-    momentum is written, and the next step would read it. The first update of :mod:`amp_ext.optim`
-    is not dampened: there a count says that it is still to come.
+    momentum is written, and the next step would read it.
     """
-    own = optimizer.param_groups if isinstance(optimizer, KernelStep) else []
-    counted = {param for group in own if group.get("dampening") for param in group["params"]}
     for param, momentum in momenta(optimizer).items():
-        if old.get(param) is not momentum:
+        if param not in old:
             is_skipped = found_inf.to(momentum.device, non_blocking=momentum.is_cuda) != 0
             momentum.detach().masked_fill_(is_skipped, 0.0)
-            if param in counted:
-                optimizer.state[param]["step"] = is_skipped.logical_not().float()
