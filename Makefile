@@ -132,7 +132,7 @@ clean: ## remove everything that was built or installed here
 	touch $@
 
 .venv/built: .venv/made setup.py pyproject.toml constraints.txt $(shell find csrc -type f)
-	.venv/$(INSTALL) setuptools wheel ninja
+	.venv/$(INSTALL) setuptools wheel cmake ninja
 	.venv/$(INSTALL) --no-build-isolation -e '.[test,demo]'
 	touch $@
 
@@ -149,7 +149,7 @@ clean: ## remove everything that was built or installed here
 .venv-cuda/made:
 	rm -rf .venv-cuda
 	$(PYTHON) -m venv .venv-cuda
-	.venv-cuda/$(INSTALL) torch==$(TORCH_CUDA) setuptools wheel ninja pytest pytest-xdist
+	.venv-cuda/$(INSTALL) torch==$(TORCH_CUDA) setuptools wheel cmake ninja pytest pytest-xdist
 	touch $@
 
 .venv-cuda/built: .venv-cuda/made setup.py pyproject.toml constraints.txt \

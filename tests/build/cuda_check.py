@@ -168,8 +168,10 @@ def installed() -> tuple[Path, str]:
 
     # setup.py names the folder; of several toolkits' folders, the newest counts.
     folder = max(ROOT.glob("build/cuda[0-9]*"), key=lambda path: path.stat().st_mtime)
-    sources = sorted((ROOT / "csrc/kernels").rglob("*.cu"))
-    logs = [(folder / f"{source.relative_to(ROOT)}.o.log").read_text() for source in sources]
+    logs = []
+    for source in (ROOT / "csrc/kernels").rglob("*.cu"):
+        (log,) = folder.glob(f"CMakeFiles/*/{source.relative_to(ROOT / 'csrc/kernels')}.o.log")
+        logs.append(log.read_text())
     return LIBRARIES[-1], "".join(logs)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +20,6 @@ import torch
 from setuptools.errors import PlatformError
 
 ROOT = Path(__file__).resolve().parents[2]
-KNOWN = {"75", "80", "86", "90", "100", "120"}  # to nvcc 13.0, among others
 
 
 def load(name: str) -> ModuleType:
@@ -36,39 +37,57 @@ setup = load("setup")
 # ---- architectures ---------------------------------------------------------------------------
 
 
-DEFAULT = ["7.5", "8.0+PTX", "9.0a", "10.0", "12.0"]
+@pytest.fixture
+def arches(tmp_path: Path) -> Callable[[str], list[str]]:
+    """Return what arches.cmake makes of a list: all, those of sm80, and those of sm90."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\nprintf 'compute_%s\\n' 75 80 86 90 100\n")
+    nvcc.chmod(0o755)
+    script = tmp_path / "script.cmake"
+    script.write_text(
+        f"cmake_minimum_required(VERSION 3.25)\nset(CMAKE_CUDA_COMPILER {nvcc})\n"
+        f"include({ROOT}/csrc/kernels/arches.cmake)\n"
+        'message("${arches} | ${all_arches} | ${sm80_arches} | ${sm90_arches}")\n'
+    )
 
+    def chosen(text: str) -> list[str]:
+        command = [sys.executable, "-m", "cmake", "-P", str(script)]
+        environment = {**os.environ, "TORCH_CUDA_ARCH_LIST": text}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            raise ValueError(done.stderr)
+        return done.stderr.rstrip("\n").split(" | ")
 
-def test_arch_list() -> None:
-    """The list takes torch's separators; empty, it is what nvcc knows of the default."""
-    assert setup.parse_arch_list("", KNOWN) == DEFAULT
-    assert setup.parse_arch_list("", {"75", "80", "90"}) == ["7.5", "8.0+PTX", "9.0a"]
-    assert setup.parse_arch_list(" 8.0+PTX 9.0a;", KNOWN) == ["8.0+PTX", "9.0a"]
-    # Hopper has its own instructions.
-    assert setup.parse_arch_list("8.0+PTX;9.0", KNOWN) == ["8.0+PTX", "9.0a"]
-    assert setup.parse_arch_list("9.0+PTX", KNOWN) == ["9.0a", "9.0+PTX"]
-
-
-def test_arch_list_names_a_bad_entry() -> None:
-    for text in ("80", "8.0+ptx", "9.0b"):
-        with pytest.raises(PlatformError, match=f"TORCH_CUDA_ARCH_LIST.*{re.escape(repr(text))}"):
-            setup.parse_arch_list(f"8.0;{text}", KNOWN)
+    return chosen
 
 
 @pytest.mark.parametrize(
-    ("folder", "arches", "expected"),
+    ("text", "expected"),
     [
-        ("lists", DEFAULT, DEFAULT),
-        ("gemm/sm80", DEFAULT, ["8.0+PTX", "9.0a", "12.0"]),
-        ("gemm/sm80", ["10.0+PTX"], ["10.0+PTX"]),
-        ("gemm/sm80", ["9.0a+PTX", "10.0"], ["9.0a+PTX", "10.0"]),
-        ("gemm/sm80", ["7.5+PTX", "8.0", "10.0"], ["8.0", "10.0"]),
-        ("gemm/sm80", ["7.5"], []),
-        ("gemm/sm90", DEFAULT, ["9.0a"]),
+        ("", "7.5;8.0+PTX;9.0a;10.0 | 75-real;80;90a-real;100-real | 80;90a-real | 90a-real"),
+        ("8.0 8.6;", "8.0;8.6 | 80-real;86-real | 80-real;86-real | "),
+        ("9.0", "9.0a | 90a-real | 90a-real | 90a-real"),
+        ("9.0+PTX", "9.0a;9.0+PTX | 90a-real;90 | 90a-real;90 | 90a-real"),
+        ("8.0+PTX 12.0", "8.0+PTX;12.0 | 80;120-real | 80;120-real | "),
+        ("7.5+PTX;8.0;10.0", "7.5+PTX;8.0;10.0 | 75;80-real;100-real | 80-real;100-real | "),
+        ("9.0a+PTX;10.0", "9.0a+PTX;10.0 | 90a;100-real | 90a;100-real | 90a"),
+        ("10.0+PTX", "10.0+PTX | 100 | 100 | "),
+        ("7.5", "7.5 | 75-real |  | "),
     ],
 )
-def test_arch_specific_files(folder: str, arches: list[str], expected: list[str]) -> None:
-    assert setup.arches_of(Path("csrc/kernels", folder, "x.cu"), arches) == expected
+def test_architectures(arches: Callable[[str], list[str]], text: str, expected: str) -> None:
+    """The list takes torch's separators. An empty list is what nvcc knows of the default.
+
+    9.0 stands for 9.0a, with Hopper's own instructions. The sm80 kernels reach 10.x by the PTX of
+    8.x and 9.0, and are built for 10.x without it.
+    """
+    assert arches(text) == expected.split(" | ")
+
+
+def test_an_error_names_a_bad_architecture(arches: Callable[[str], list[str]]) -> None:
+    for text in ("80", "8.0+ptx", "9.0b"):
+        with pytest.raises(ValueError, match=f"TORCH_CUDA_ARCH_LIST.*'{re.escape(text)}'"):
+            arches(f"8.0;{text}")
 
 
 # ---- toolkit and the decision ------------------------------------------------------------------
@@ -99,18 +118,15 @@ def test_when_kernels_are_built(
 # ---- flags of each file ------------------------------------------------------------------------
 
 
-def test_flags_of_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file gets fast math; updates have no fused multiply-adds, for equal bits everywhere."""
-    monkeypatch.chdir(ROOT)
-    package = Path(torch.__file__).parent
-    folders = setup.cuda_folders(package, setup.Toolkit("nvcc", "13.0", Path("/opt/cuda")))
-    found = [*setup.module_units(package, folders), *setup.cpu_units(), *setup.cuda_units(["9.0a"])]
-    units = {name: flags for _, name, flags in found}
-    fast = {flag for flags in units.values() for flag in flags if "fast" in flag}
-    assert fast <= {"-ffp-contract=fast"}
-    kernels = {name for name, flags in units.items() if "-fmad=false" in flags}
-    assert kernels == {"csrc/kernels/optim/adam.cu.o", "csrc/kernels/optim/sgd.cu.o"}
-    assert "-ffp-contract=off" in units["csrc/cpu/isa/update.cpp.baseline.o"]
+def test_flags_of_arithmetic(tmp_path: Path) -> None:
+    """No file of the CPU library gets fast math, and only products get fused multiply-adds."""
+    command = [sys.executable, "-m", "cmake", "-S", ROOT / "csrc/cpu", "-B", tmp_path]
+    subprocess.run(command, check=True)
+    entries = json.loads((tmp_path / "compile_commands.json").read_text())
+    for entry in entries:
+        *_, last = re.findall(r"-ffp-contract=(\w+)", entry["command"])
+        assert last == ("fast" if Path(entry["file"]).name == "rows.cpp" else "off")
+        assert "fast-math" not in entry["command"]
 
 
 # ---- packaging ---------------------------------------------------------------------------------
@@ -128,7 +144,7 @@ def test_build_uses_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None
 def test_install_without_a_compiler(tmp_path: Path) -> None:
     """The install without a compiler fails with one sentence that helps."""
     tree = tmp_path / "tree"  # what a build reads before it compiles
-    for folder in ("amp_ext", "triton_kernels"):
+    for folder in ("amp_ext", "triton_kernels", "csrc"):
         left_out = shutil.ignore_patterns("_C.*", "_build_info.py", "__pycache__")
         shutil.copytree(ROOT / folder, tree / folder, ignore=left_out)
     for name in ("setup.py", "build_backend.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -139,11 +155,10 @@ def test_install_without_a_compiler(tmp_path: Path) -> None:
         [*command, "-w", tmp_path, tree], capture_output=True, text=True, env=environment
     )
     said = done.stdout + done.stderr
-    sentence = (
-        r"error: amp_ext needs a C\+\+20 compiler, and there is no no-such-c\+\+: .* wheel .*"
-    )
+    sentence = r"error: csrc/cpu did not compile, .*: the build needs a C\+\+20 compiler, .*wheel"
     assert done.returncode == 1 and len(re.findall(sentence, said)) == 1, said
-    assert "Traceback" not in said and not list(tmp_path.glob("*.whl"))
+    assert "no-such-c++" in said and "Traceback" not in said
+    assert not list(tmp_path.glob("*.whl"))
 
 
 def test_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
@@ -154,7 +169,7 @@ def test_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
         path.relative_to(ROOT).as_posix()
         for folder in ("csrc", "amp_ext", "triton_kernels")
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in {".py", ".h", ".cpp", ".cu", ".cuh"}
+        if path.suffix in {".py", ".h", ".cpp", ".cu", ".cuh", ".cmake", ".txt"}
     }
     generated = "amp_ext/_build_info.py"
     assert needed - {generated} <= listed

@@ -38,7 +38,7 @@ def environment(python: str, torch: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         run(python, "-m", "venv", folder)
         pip = (made, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt")
-        run(*pip, f"torch=={torch}", "setuptools", "wheel", "ninja", "numpy")
+        run(*pip, f"torch=={torch}", "setuptools", "wheel", "cmake", "ninja", "numpy")
         (folder / "made").touch()
     return made
 

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -24,17 +25,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def units(architecture: str) -> list[tuple[Path, list[str]]]:
-    """Return the kernels with the flags of setup.py, and the probes; what takes long is first."""
-    target = re.sub(r"(\d)(a?)$", r".\1\2", architecture)
-    code = f"import json, setup; units = setup.cuda_units(['{target}']); "
-    code += "print(json.dumps([(str(source), flags) for source, _, flags in units]))"
-    command = [sys.executable, "-c", code]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    found = []
-    for source, flags in json.loads(said):
-        kept = [f for f in flags if not f.startswith(("-gencode", "-Xptxas", "-lineinfo"))]
-        found.append((ROOT / source, [f.replace("-Icsrc", f"-I{ROOT}/csrc") for f in kept]))
-    kernels = [unit for unit in found if unit[0].suffix == ".cu"]
+    """Return the kernels with the flags of the build, and the probes; what takes long is first."""
+    builds = sorted(ROOT.glob("build/cuda*"), key=lambda path: path.stat().st_mtime)
+    if not builds:
+        sys.exit("the kernels have not been built here: pip install .")
+    kernels = []
+    for entry in json.loads((builds[-1] / "compile_commands.json").read_text()):
+        if f"arch=compute_{architecture}," in entry["command"]:
+            words = shlex.split(entry["command"])
+            flags = [word for word in words if re.match("-[DI]|-std|-fmad", word)]
+            kernels.append((Path(entry["file"]), flags))
     if architecture == "90a":
         folders = [f"-I{ROOT}/csrc/{name}" for name in ("include", "kernels")]
         kernels.append((ROOT / "tests/probe/probes.cu", ["-std=c++20", *folders]))

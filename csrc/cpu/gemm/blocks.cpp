@@ -3,7 +3,7 @@
 // longer than packing them again.
 #include "gemm/plan.h"
 
-#ifdef AMP_EXT_X86
+#ifdef __x86_64__
 #include <emmintrin.h>
 #endif
 
@@ -55,7 +55,7 @@ Lines lines_of(const MatrixRef& x, Layout layout, int64_t batch, Range rows, Ran
   return {data, layout.ld, rows.size, columns.size, false};
 }
 
-#ifdef AMP_EXT_X86
+#ifdef __x86_64__
 template <class T>
 __m128i interleave_low(__m128i a, __m128i b) {
   return sizeof(T) == 2 ? _mm_unpacklo_epi16(a, b) : _mm_unpacklo_epi32(a, b);
@@ -99,7 +99,7 @@ void transpose(const Lines& from, T* to, int64_t ld) {
         __builtin_prefetch(from[y + kLinesAhead] + first * kWords);
       }
       for (int64_t i = first; i < last; i += kSide) {
-#ifdef AMP_EXT_X86
+#ifdef __x86_64__
         if (i + kSide <= last && count == kSide) {
           transpose_square<T, kSide>(from[j] + i * kWords, from.ld, to + i * ld + j, ld);
           continue;

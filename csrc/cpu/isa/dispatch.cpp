@@ -1,5 +1,5 @@
 // Chooses the instruction set at run time.
-#ifdef AMP_EXT_X86
+#ifdef __x86_64__
 #include <cpuid.h>
 #endif
 
@@ -21,7 +21,7 @@ namespace amp_ext::cpu {
   }
 
 AMP_EXT_DECLARE_KERNELS(baseline)
-#ifdef AMP_EXT_X86
+#ifdef __x86_64__
 AMP_EXT_DECLARE_KERNELS(avx2)
 AMP_EXT_DECLARE_KERNELS(avx512)
 #endif
@@ -42,7 +42,7 @@ bool allowed(const char* capability) {
 }
 
 Kernels choose() {
-#ifdef AMP_EXT_X86
+#ifdef __x86_64__
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
@@ -65,7 +65,7 @@ const Kernels& kernels() {
 // 3 is EDX.
 bool has_feature([[maybe_unused]] unsigned subleaf, int index, int bit) {
   unsigned registers[4] = {};
-#ifdef AMP_EXT_X86
+#ifdef __x86_64__
   __get_cpuid_count(7, subleaf, &registers[0], &registers[1], &registers[2], &registers[3]);
 #endif
   return allowed("avx512") && (registers[index] >> bit & 1);
