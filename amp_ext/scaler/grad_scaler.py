@@ -240,13 +240,13 @@ class GradScaler(ScalerState):
             written=handover is not Handover.KERNELS,
         )
         if result:
-            norm = result[1]
+            norm = self._checked_norm(result[1], state, error_if_nonfinite)
             state.record_clip(norm, float(max_norm), handover)
         else:
             if state["stage"] is OptState.READY:
                 self.unscale_(target)
             norm = clip_as_torch(target, max_norm, norm_type, error_if_nonfinite)
-        norm = self._checked_norm(norm, state, error_if_nonfinite)
+            norm = self._checked_norm(norm, state, error_if_nonfinite)
         state.is_clipped = True
         self._limit_norm(norm, state, reduction)
         if isinstance(target, Parameters):
