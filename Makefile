@@ -105,7 +105,7 @@ test-trainers: .venv-trainers/made .venv-cuda/built ## the integrations, with th
 	cd tests && AMP_EXT_GEMM=library ../.venv-trainers/bin/python fake_cuda/run.py \
 	    -m pytest $(WORKERS) --dist loadfile trainers
 
-gpu: $(if $(DRY_RUN),.venv-cuda/made) ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
+gpu: $(if $(DRY_RUN),.venv-cuda/built) ## test and measure on a GPU; ONLY=tests|checks|bench, BUDGET=SECONDS, DRY_RUN=1
 	$(if $(COMMIT),AMP_EXT_COMMIT=$(COMMIT)) \
 	    $(if $(DRY_RUN),.venv-cuda/bin/python tests/fake_cuda/run.py,$(PYTHON)) bench/gpu.py \
 	    $(if $(DRY_RUN),--dry-run) $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET)) \

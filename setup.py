@@ -35,7 +35,7 @@ def find_nvcc() -> tuple[str | None, str | None]:
     home = os.environ.get("CUDA_HOME")
     nvcc = shutil.which("nvcc", path=os.path.join(home, "bin") if home else None)
     text = nvcc and subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-    return nvcc, text and text.split("release ")[1].split(",")[0]
+    return nvcc, (text and text.partition("release ")[2].partition(",")[0]) or None
 
 
 def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: str | None) -> bool:
@@ -56,25 +56,24 @@ def builds_kernels(force_cpu: bool, force_cuda: bool, nvcc: str | None, torch: s
     return False
 
 
-def build(source: str, folder: str, **options: str | Path) -> list[Path]:
-    """Build a folder of csrc by CMake in a folder; return the files made."""
-    # Only object files remain of an earlier build, whose compilers and tools may have been others.
+def build(part: str, folder: str, **options: str | Path) -> list[Path]:
+    """Build a part of csrc by CMake in a folder; return the files made."""
+    # Object files alone remain of an earlier build, whose compilers may have been others.
     for old in Path(folder).glob("CMakeFiles/[0-9]*"):
         shutil.rmtree(old)
     Path(folder, "CMakeCache.txt").unlink(missing_ok=True)
-    definitions = [f"-D{name}={value}" for name, value in options.items()]
-    jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count())
-    path = os.environ["PATH"]
-    if found := importlib.util.find_spec("cmake"):  # from a wheel, as ninja; PATH may have others
-        path = f"{Path(found.origin).parents[4]}/bin{os.pathsep}{path}"
-    for command in (
-        ["cmake", "-G", "Ninja", "-S", source, "-B", folder, *definitions],
-        ["cmake", "--build", folder, "--parallel", jobs],
-    ):
-        if subprocess.run(command, env={**os.environ, "PATH": path}).returncode:
+    env = {"CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("MAX_JOBS", ""), **os.environ}
+    found = importlib.util.find_spec("cmake")
+    if found and found.origin:  # a wheel's, with ninja beside it; those on PATH may be older
+        env["PATH"] = f"{Path(found.origin).parents[4]}/bin{os.pathsep}{env['PATH']}"
+    configure = ["cmake", "-G", "Ninja", "-S", "csrc", "-B", folder, f"-DAMP_EXT_PART={part}"]
+    configure += [f"-D{name}={value}" for name, value in options.items()]
+    for command in (configure, ["cmake", "--build", folder]):
+        if subprocess.run(command, env=env).returncode:
             raise CompileError(
-                f"{source} did not compile, for the reasons above: the build needs a C++20 "
-                "compiler, named in CXX or installed (apt install g++); a wheel needs none"
+                f"csrc/{part} did not compile, for the reasons above: the build needs a C++20 "
+                "compiler, named in CXX or installed (apt install g++), CMake 3.26, ninja and "
+                "Python's headers; a wheel needs none of them"
             )
     return list(Path(folder).glob("*.so"))
 
@@ -114,11 +113,11 @@ class BuildExtension(build_ext):
         Path("build").mkdir(exist_ok=True)
         with open("build/.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            files = build("csrc/cpu", "build/cpu")
+            files = build("cpu", "build/cpu")
             if cuda:
-                files += build("csrc/kernels", f"build/cuda{version}", CMAKE_CUDA_COMPILER=nvcc)
+                files += build("kernels", f"build/cuda{version}", CMAKE_CUDA_COMPILER=nvcc)
             files += build(
-                "csrc/bindings",
+                "bindings",
                 f"build/{sysconfig.get_config_var('SOABI')}-{kind}",
                 Python_EXECUTABLE=sys.executable,
                 AMP_EXT_TORCH=Path(torch.__file__).parent,

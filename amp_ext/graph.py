@@ -1,7 +1,5 @@
 """Replay a whole training step as one CUDA graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +30,7 @@ def make_graphed_step(
     scaler: torch.amp.GradScaler | None = None,
     warmup: int = 3,
     pool: Any = None,
-) -> GraphedStep:
+) -> "GraphedStep":
     """Return a function that replays a training step as one CUDA graph.
 
     Every call is one step. The first ``warmup`` calls run ``step_fn``. The next call captures
@@ -151,7 +149,7 @@ class GraphedStep:
                 leaf.to(self._device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
                 for leaf in leaves
             ]
-            results = self._run(leaves, spec)
+            results = tree_map_only(Tensor, torch.clone, self._run(leaves, spec))
         if self._stream is not None:
             current.wait_stream(self._stream)
         return results

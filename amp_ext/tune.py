@@ -3,8 +3,6 @@
 ``amp_ext.tune()`` and ``python -m amp_ext tune SCRIPT`` measure. C++ chooses by the table.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
@@ -143,7 +141,7 @@ def _refuse_several_processes() -> None:
         )
 
 
-def _measure_all(products: list[_Product], deadline: float, results: list[Tuned]) -> None:
+def _measure_all(products: "list[_Product]", deadline: float, results: list[Tuned]) -> None:
     """Append to the results while there is time, and update the tables."""
     times: list[dict[Candidate, float]] = [{} for _ in products]
     steps = PASSES * len(products)
@@ -367,9 +365,6 @@ def _interleaved(trial: _Trial, right: list[Candidate], deadline: float) -> dict
         if count >= MIN_ROUNDS and time.perf_counter() > deadline:
             break
     return {candidate: sorted(times)[len(times) // 5] for candidate, times in samples.items()}
-
-
-# ---- the command -------------------------------------------------------------------------------
 
 
 def main(script: str, *arguments: str) -> object:

@@ -9,6 +9,7 @@ import torch
 from torch.amp import GradScaler as TorchsScaler
 
 from amp_ext._library import _C
+from amp_ext.autocast.regions import tag_programs
 from amp_ext.cpu import amp as cpu_amp
 from amp_ext.cuda import amp as cuda_amp
 from amp_ext.scaler import GradScaler
@@ -45,6 +46,7 @@ def install(*, scaler: bool = False) -> None:
             _our_init = _become_ours(TorchsScaler.__init__)
             TorchsScaler.__init__ = _our_init
         _C.install()
+        tag_programs()
 
 
 def uninstall() -> None:
@@ -59,6 +61,7 @@ def uninstall() -> None:
             TorchsScaler.__init__ = _our_init.__wrapped__  # type: ignore[attr-defined]
         _our_init = None
         _C.uninstall()
+        tag_programs()
 
 
 def is_installed() -> bool:

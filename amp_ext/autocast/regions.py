@@ -19,6 +19,8 @@ from amp_ext._library import _C
 
 _MARK = _C.REGION_MARK  # a device type: autocast is enabled for it in a region of ours
 _override_autocast = ops.amp_ext._override_autocast.default
+_TAG = "amp_ext"
+_TAGS_REGIONS = torch.__version__ < "2.13"  # which finds programs by "some autocast is enabled"
 
 
 class autocast:
@@ -85,6 +87,8 @@ class autocast:
         set_autocast_enabled(_MARK, False)
         within_ours = self._was_marked and _is_any_autocast_enabled()  # of another device type
         set_autocast_enabled(_MARK, self._arguments[2] or within_ours)
+        if _TAGS_REGIONS:
+            tag_programs()
         return self
 
     def __exit__(self, *exception: Any) -> bool | None:
@@ -93,6 +97,8 @@ class autocast:
         set_autocast_enabled(_MARK, self._was_marked)
         result = self._torchs_region().__exit__(*exception)
         _C.exit_region()
+        if _TAGS_REGIONS:
+            tag_programs()
         return result
 
     def __copy__(self) -> "autocast":
@@ -111,6 +117,13 @@ class autocast:
                 return function(*args, **kwargs)
 
         return within_region
+
+
+def tag_programs() -> None:
+    """Tell programs apart that torch.compile keeps on disk, for other processes too."""
+    config = compiler.config
+    is_ours = _C.is_installed() or (_TAGS_REGIONS and is_autocast_enabled(_MARK))
+    config.cache_key_tag = config.cache_key_tag.removesuffix(_TAG) + _TAG * is_ours
 
 
 @contextmanager

@@ -137,8 +137,6 @@ def _example_operands() -> dict[str, Any]:
     return {"a": counted(2, 3, 4), "b": counted(5, 4).half(), "trans_b": True}
 
 
-# ---- verification ------------------------------------------------------------------------------
-
 _TRANSPOSES = list(itertools.product((False, True), repeat=2))
 _CASES_OF_TRITON = (
     "layout NN, a long sum",

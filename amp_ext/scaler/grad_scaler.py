@@ -28,8 +28,6 @@ The host waits for the device in scaler.step() with HOST, in each pass of a proc
 gradients, and where users read, as in ``get_scale``, ``state_dict`` and ``error_if_nonfinite``.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator
@@ -124,7 +122,7 @@ class GradScaler(ScalerState):
         dynamic: bool = True,
         max_consecutive_skips: int | None = None,
         skip_above_norm: float | None = None,
-        process_group: ProcessGroup | None = None,
+        process_group: "ProcessGroup | None" = None,
     ) -> None:
         growth_interval = operator.index(growth_interval)
         # super() is wrong: the base of amp_ext.cuda.amp's scaler has torch.cuda.amp's arguments.
@@ -385,8 +383,7 @@ class GradScaler(ScalerState):
 
     def _checked_norm(self, norm: Tensor, state: StepState, error_if_nonfinite: bool) -> Tensor:
         """Return the norm, or inf if an earlier clip has left gradients scaled by an overflow."""
-        clips = (sharer for sharer in state.sharers if sharer.is_clipped)
-        flags = [flag for clip in clips for flag in clip.found_infs.values()]
+        flags = [flag for s in state.sharers if s.is_clipped for flag in s.found_infs.values()]
         if not flags:
             return norm
         norm = norm.masked_fill(combined(flags, norm.device) != 0, math.inf)

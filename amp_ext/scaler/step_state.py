@@ -1,7 +1,5 @@
 """Keep the state of one optimizer between two updates of the scaler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -45,7 +43,7 @@ class StepState(dict[str, Any]):
     leaves_unscaling: bool = False
     above_limit: Tensor | None = None
     skipped: bool | None = None
-    sharers: tuple[StepState, ...] = ()
+    sharers: "tuple[StepState, ...]" = ()
     unscaled_grads: dict[int, Tensor | None] | None = None
 
     def __init__(self) -> None:
@@ -95,7 +93,7 @@ class StepState(dict[str, Any]):
         written = {k for k, v in self.stepped.items() if k in kept and v != _version_of(params[k])}
         return kept - written
 
-    def find_sharers(self, states: Iterable[StepState]) -> list[Tensor]:
+    def find_sharers(self, states: Iterable["StepState"]) -> list[Tensor]:
         """Set ``sharers``, and return the parameters whose gradients none of them has unscaled."""
         target, sharers, left = self.target(), [], None
         for state in states:
@@ -113,7 +111,7 @@ class StepState(dict[str, Any]):
         self.sharers = tuple(sharers)
         return list((left or {}).values())
 
-    def take_flags(self, states: Iterable[StepState]) -> None:
+    def take_flags(self, states: Iterable["StepState"]) -> None:
         """Take over the flags of other states: all of their steps are skipped together."""
         for state in states:
             for device, flag in state.found_infs.items():
@@ -128,8 +126,6 @@ class StepState(dict[str, Any]):
         self.sharers, self.unscaled_grads = (), None
         if isinstance(self.target(), Parameters):
             del self.target
-
-    # ---- errors --------------------------------------------------------------------------------
 
     def require_clippable(self, is_shared: bool = False) -> None:
         """Raise unless clip_grad_norm_ may clip all gradients of the target, or shared ones."""

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
 import amp_ext
@@ -190,6 +191,25 @@ def test_inductor_function_that_enters_a_region() -> None:
     assert result.dtype == FP16
     result.backward(torch.full_like(result, 61440.0))
     assert weight.grad.eq(122880.0).all()
+
+
+@pytest.mark.parametrize("installs", [False, True])
+def test_programs_on_disk(installs: bool, request: pytest.FixtureRequest) -> None:
+    """A program that torch.compile has kept on disk serves its own kind of region only."""
+    request.addfinalizer(amp_ext.uninstall)
+    x = torch.randn(8, 4)
+    with fresh_cache():
+        for is_ours in (False, True, False):
+            torch._dynamo.reset()
+            net = nn.Linear(4, 4)
+            if installs:
+                (amp_ext.install if is_ours else amp_ext.uninstall)()
+            region = amp_ext.autocast if is_ours and not installs else torch.autocast
+            with region("cpu", torch.bfloat16):
+                result = torch.compile(net)(x)
+            result.float().square().sum().backward()
+            grad = net.weight.grad
+            assert torch.equal(grad, grad.bfloat16().float()) != is_ours
 
 
 # ---- exported programs ---------------------------------------------------------------------------

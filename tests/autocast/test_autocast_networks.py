@@ -33,6 +33,9 @@ CHECKPOINTS: dict[str, Run] = {
     "checkpoint": checkpointed,
     "reentrant": partial(checkpointed, reentrant=True),
     "nested": lambda net, x: checkpointed(partial(checkpointed, net), x),
+    "nested, reentrant": lambda net, x: checkpointed(
+        partial(checkpointed, net, reentrant=True), x, True
+    ),
 }
 every_checkpoint = pytest.mark.parametrize("run", CHECKPOINTS.values(), ids=CHECKPOINTS)
 
@@ -66,7 +69,8 @@ def test_checkpoint(run: Run, region: Any) -> None:
     expected = step(nn.Module.__call__, net, x, region("cpu", FP16))
     with Seen() as seen:
         actual = step(run, net, x, region("cpu", FP16))
-    again = 2 if run is CHECKPOINTS["reentrant"] else 1  # the last is not needed again
+    # The last product is needed again by a reentrant checkpoint only.
+    again = {CHECKPOINTS["reentrant"]: 2, CHECKPOINTS["nested, reentrant"]: 4}.get(run, 1)
     assert (seen.gemms, seen.torchs) == (2 + again + 4, 0)
     assert_all_same(actual, expected)
 

@@ -170,7 +170,7 @@ def installed() -> tuple[Path, str]:
     folder = max(ROOT.glob("build/cuda[0-9]*"), key=lambda path: path.stat().st_mtime)
     logs = []
     for source in (ROOT / "csrc/kernels").rglob("*.cu"):
-        (log,) = folder.glob(f"CMakeFiles/*/{source.relative_to(ROOT / 'csrc/kernels')}.o.log")
+        (log,) = folder.glob(f"CMakeFiles/*/{source.relative_to(ROOT / 'csrc')}.o.log")
         logs.append(log.read_text())
     return LIBRARIES[-1], "".join(logs)
 

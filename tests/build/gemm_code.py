@@ -6,8 +6,6 @@ sums in passes, and moves the remaining sums to the same registers for the next 
 has dropped some of these moves.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from functools import cache

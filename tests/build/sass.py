@@ -1,7 +1,5 @@
 """Read kernels from machine code by cuobjdump, and find the faults that all kernels may have."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

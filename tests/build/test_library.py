@@ -1,7 +1,5 @@
 """Test that a foreign extension module or library is refused in one sentence with a command."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@ DIST/torch2.13-cu130/amp_ext-0.1.0-cp311-cp311-linux_x86_64.whl
 DIST/torch2.13-cu130.html    pip install amp-ext -f URL/torch2.13-cu130.html
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

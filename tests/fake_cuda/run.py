@@ -6,14 +6,11 @@
 The Python needs a CUDA build of torch, and amp_ext built by nvcc.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def units(architecture: str) -> list[tuple[Path, list[str]]]:
     """Return the kernels with the flags of the build, and the probes; what takes long is first."""
-    builds = sorted(ROOT.glob("build/cuda*"), key=lambda path: path.stat().st_mtime)
+    builds = sorted(ROOT.glob("build/cuda[0-9]*"), key=lambda path: path.stat().st_mtime)
     if not builds:
         sys.exit("the kernels have not been built here: pip install .")
     kernels = []
@@ -35,6 +32,8 @@ def units(architecture: str) -> list[tuple[Path, list[str]]]:
             words = shlex.split(entry["command"])
             flags = [word for word in words if re.match("-[DI]|-std|-fmad", word)]
             kernels.append((Path(entry["file"]), flags))
+    if not kernels:
+        sys.exit(f"{builds[-1]} has no kernels for {architecture}")
     if architecture == "90a":
         folders = [f"-I{ROOT}/csrc/{name}" for name in ("include", "kernels")]
         kernels.append((ROOT / "tests/probe/probes.cu", ["-std=c++20", *folders]))

@@ -250,13 +250,15 @@ def test_arguments_of_any_structure(device: str) -> None:
     requires a gradient is refused, except without the graph.
     """
     model, optimizer = small(device)
+    count = torch.zeros((), device=device)
 
     def step_fn(data: dict[str, Tensor], *, scale: float) -> dict[str, Any]:
         assert data["x"].device.type == device
-        return {"loss": model(data["x"]).sum() * scale, "scale": scale}
+        loss = model(data["x"]).sum() * scale
+        return {"loss": loss, "scale": scale, "count": count.add_(1)}
 
     step = make_graphed_step(step_fn, modules=model, optimizers=optimizer, warmup=1)
-    losses = []
+    losses, counts = [], []
     for _ in range(4):
         x = torch.randn(8, 2)
         leaf = x.clone().requires_grad_()
@@ -265,7 +267,9 @@ def test_arguments_of_any_structure(device: str) -> None:
                 step({"x": data}, scale=scale)
         result = step({"x": x}, scale=2.0)
         assert result["scale"] == 2.0
+        counts.append(result["count"])
         losses.append((result["loss"], model(x.to(device)).sum().detach() * 2.0))
+    assert counts == [1, 2, 3, 4]
     for actual, expected in losses:
         assert not actual.requires_grad
         torch.testing.assert_close(actual, expected)

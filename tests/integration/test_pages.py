@@ -1,7 +1,5 @@
 """Test that the short programs of docs run as they are printed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

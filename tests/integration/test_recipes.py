@@ -1,7 +1,5 @@
 """Test that the programs of docs/recipes.md run and train as described."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

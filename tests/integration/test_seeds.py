@@ -4,8 +4,6 @@ On a GPU, these are the names of amp_ext.cuda.amp. On a CPU, where those disable
 are an FP16 region and a scaler of the CPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from functools import partial

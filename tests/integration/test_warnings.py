@@ -1,7 +1,5 @@
 """Test that warnings of amp_ext point at the program's line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Build the probe's kernels for compute capability 9.0, by nvcc."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

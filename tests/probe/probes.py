@@ -4,8 +4,6 @@ Each probe is a generator of calls, and its docstring states its assumption. All
 integers whose sums are exact in any order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

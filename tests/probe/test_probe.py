@@ -1,7 +1,5 @@
 """Test that the PTX executor passes the hardware probes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

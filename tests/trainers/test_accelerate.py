@@ -1,7 +1,5 @@
 """Test Accelerate on the digits program."""
 
-from __future__ import annotations
-
 import collections
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """Test Lightning's Trainer and Fabric on the digits program."""
 
-from __future__ import annotations
-
 import collections
 from pathlib import Path
 from typing import Any

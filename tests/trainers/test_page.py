@@ -1,7 +1,5 @@
 """Test that the lines of docs/trainers.md run unchanged and use amp_ext's scaler."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

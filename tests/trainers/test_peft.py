@@ -1,7 +1,5 @@
 """Test LoRA by peft in regions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Test timm's loss scaler on the digits program."""
 
-from __future__ import annotations
-
 import collections
 from typing import Any
 

@@ -95,18 +95,6 @@ bool all_are(c10::SymIntArrayRef values, int64_t value) {
          std::all_of(values.begin(), values.end(), [&](const auto& v) { return v == value; });
 }
 
-// The dimensions of the matrices of an op; 0 for any number.
-template <class Op>
-constexpr int64_t dims_of = 0;
-template <>
-constexpr int64_t dims_of<at::_ops::mm> = 2;
-template <>
-constexpr int64_t dims_of<at::_ops::addmm> = 2;
-template <>
-constexpr int64_t dims_of<at::_ops::bmm> = 3;
-template <>
-constexpr int64_t dims_of<at::_ops::baddbmm> = 3;
-
 struct NoAutocast : c10::impl::ExcludeDispatchKeyGuard {
   NoAutocast() : ExcludeDispatchKeyGuard(c10::autocast_dispatch_keyset) {}
 };
@@ -148,10 +136,10 @@ struct Routes {
     return squeezed(low_gemm(x.unsqueeze(0), weight, options), -2);
   }
 
-  // Returns whether gemm computes the product of an op, and accepts the other tensors.
-  template <class Op, class... Tensors>
+  // Returns whether gemm computes the product of an op on matrices of kDims dimensions, or of any
+  // number for 0, and accepts the other tensors.
+  template <int64_t kDims, class... Tensors>
   static bool is_product(const at::Tensor& a, const at::Tensor& b, const Tensors&... others) {
-    constexpr int64_t kDims = dims_of<Op>;
     const bool has_dims = kDims ? a.dim() == kDims && b.dim() == kDims
                                 : a.dim() >= 1 && b.dim() >= 1 && a.dim() + b.dim() > 2;
     return has_dims && is_routed(kDevice, a, b, others...) &&
@@ -160,9 +148,9 @@ struct Routes {
   }
 
   // Overrides mm, bmm and matmul.
-  template <class Op>
+  template <class Op, int64_t kDims>
   static at::Tensor multiply(const at::Tensor& a, const at::Tensor& b) {
-    return is_product<Op>(a, b) ? product(a, b) : Torchs<Op>::call(a, b);
+    return is_product<kDims>(a, b) ? product(a, b) : Torchs<Op>::call(a, b);
   }
 
   static at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
@@ -173,10 +161,10 @@ struct Routes {
   }
 
   // Overrides addmm and baddbmm.
-  template <class Op>
+  template <class Op, int64_t kDims>
   static at::Tensor multiply_add(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                                  const at::Scalar& beta, const at::Scalar& alpha) {
-    if (!is_product<Op>(a, b, c) || beta.isComplex() || alpha.isComplex() ||
+    if (!is_product<kDims>(a, b, c) || beta.isComplex() || alpha.isComplex() ||
         !expands(c, a, b.sym_size(-1)))
       return Torchs<Op>::call(c, a, b, beta, alpha);
     const NoAutocast guard;
@@ -280,11 +268,11 @@ struct Routes {
     auto library =
         std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
     library->impl("linear", &linear);
-    library->impl("mm", &multiply<at::_ops::mm>);
-    library->impl("bmm", &multiply<at::_ops::bmm>);
-    library->impl("matmul", &multiply<at::_ops::matmul>);
-    library->impl("addmm", &multiply_add<at::_ops::addmm>);
-    library->impl("baddbmm", &multiply_add<at::_ops::baddbmm>);
+    library->impl("mm", &multiply<at::_ops::mm, 2>);
+    library->impl("bmm", &multiply<at::_ops::bmm, 3>);
+    library->impl("matmul", &multiply<at::_ops::matmul, 0>);
+    library->impl("addmm", &multiply_add<at::_ops::addmm, 2>);
+    library->impl("baddbmm", &multiply_add<at::_ops::baddbmm, 3>);
     library->impl("conv2d", &conv2d<at::_ops::conv2d, c10::SymIntArrayRef>);
     library->impl("conv2d.padding", &conv2d<at::_ops::conv2d_padding, std::string_view>);
     return library;

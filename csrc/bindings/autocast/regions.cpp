@@ -2,9 +2,11 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <atomic>
 #include <iterator>
 #include <map>
@@ -66,7 +68,10 @@ class Thread {
     if (const int now = blind_times; std::exchange(blind_times_, now) != now) note_torchs();
     const uint64_t next = at::sequence_number::peek();
     if (!is_in_ours_) {
-      regions().add(id(), again && !has_torchs_ ? 0 : next, true);
+      // A reentrant checkpoint makes its node before its products, and computes them without others.
+      const bool has_node = again && !at::GradMode::is_enabled();
+      const uint64_t begin = has_node ? std::max(last_ours_, next - 1) : next;
+      regions().add(id(), again && !has_torchs_ ? 0 : begin, true);
       is_in_ours_ = true;
     }
     last_ours_ = next;

@@ -41,8 +41,8 @@ bool has_memory(const at::Tensor& tensor) {
 // Returns whether copies of a tensor are kept. CUDA graphs of torch.compile write to the memory of
 // their "cached" tensors without a new version.
 bool is_kept(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat && tensor.is_leaf() && tensor.requires_grad() &&
-         !tensor.is_view() && !tensor.is_inference() && !at::caching::is_cached_tensor(tensor);
+  return tensor.scalar_type() == at::kFloat && tensor.is_leaf() && !tensor.is_view() &&
+         !at::caching::is_cached_tensor(tensor);
 }
 
 // Keeps copies by their originals, for all threads. A copy holds the node that accumulates its
@@ -110,8 +110,7 @@ class Copies final : public c10::BackendMeta {
 // attached to the cached copy of a tensor made for that purpose. torch does not report that it
 // clears the cache: the copies are freed with it. Another thread may clear it at any time.
 c10::intrusive_ptr<Copies> copies_for(const at::Tensor& leaf) {
-  const bool traced = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
-  if (!is_kept(leaf) || traced || !at::autocast::is_autocast_cache_enabled()) return {};
+  if (!is_kept(leaf) || !at::autocast::is_autocast_cache_enabled()) return {};
   // Hidden from dispatch modes and tracers.
   const c10::impl::ForceDispatchKeyGuard plain(c10::default_included_set,
                                                c10::autocast_dispatch_keyset);

@@ -1,7 +1,5 @@
 """Test the planner, csrc/kernels/gemm/plan: plans, choices, variants, limits of kernels."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

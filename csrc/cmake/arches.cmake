@@ -22,17 +22,17 @@ if(NOT arches)
 endif()
 
 # In CMake's words 75-real is machine code alone, and 80 has PTX too.
-string(REPLACE "." "" all_arches "${arches}")
-list(TRANSFORM all_arches REPLACE "^([0-9]+[af]?)$" "\\1-real")
-list(TRANSFORM all_arches REPLACE "[+]PTX" "")
+string(REPLACE "." "" CMAKE_CUDA_ARCHITECTURES "${arches}")
+list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^([0-9]+[af]?)$" "\\1-real")
+list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "[+]PTX" "")
 
 # Later GPUs run the sm80 kernels where those of their own architecture refuse a product. PTX is
 # enough for 10.x and 11.x, whose tensor cores have other instructions (tcgen05).
-set(sm80_arches ${all_arches})
+set(sm80_arches ${CMAKE_CUDA_ARCHITECTURES})
 list(FILTER sm80_arches EXCLUDE REGEX "^[567]")
-if(";${all_arches};" MATCHES ";(8.|90);")
+if(";${CMAKE_CUDA_ARCHITECTURES};" MATCHES ";(8.|90);")
   list(FILTER sm80_arches EXCLUDE REGEX "^1[01]")
 endif()
 
-set(sm90_arches ${all_arches})
+set(sm90_arches ${CMAKE_CUDA_ARCHITECTURES})
 list(FILTER sm90_arches INCLUDE REGEX "^90a")

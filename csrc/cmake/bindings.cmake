@@ -1,25 +1,22 @@
 # Builds amp_ext._C for the Python of Python_EXECUTABLE and the torch in the folder AMP_EXT_TORCH.
-# A CUDA build names nvcc in CUDAToolkit_NVCC_EXECUTABLE.
-cmake_minimum_required(VERSION 3.25)
-project(amp_ext CXX)
-include(../common.cmake)
+# A CUDA build names nvcc in CUDAToolkit_NVCC_EXECUTABLE. TorchConfig.cmake would add flags.
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
 
-file(GLOB_RECURSE sources *.cpp)
+file(GLOB_RECURSE sources bindings/*.cpp)
 set(includes ${AMP_EXT_TORCH}/include)
 set(libraries c10 torch torch_cpu torch_python)
 if(CUDAToolkit_NVCC_EXECUTABLE)
-  list(FILTER sources EXCLUDE REGEX "/backends/none.cpp$")
-  list(APPEND libraries c10_cuda torch_cuda)
-  # Headers that the toolkit lacks are in wheels beside torch. Those of CUDA 13 share a folder, each
-  # of CUDA 12 has its own.
+  list(FILTER sources EXCLUDE REGEX "/backends/none[.]cpp$")
+  list(APPEND libraries c10_cuda torch_cuda CUDA::cudart)
+  # Headers that the toolkit lacks are in wheels beside torch: those of CUDA 13 in one folder, those
+  # of CUDA 12 in a folder for each wheel.
   find_package(CUDAToolkit REQUIRED)
   file(GLOB wheels ${AMP_EXT_TORCH}/../nvidia/*/include)
   list(FILTER wheels EXCLUDE REGEX "/cu[0-9]+/include$")
   set(own ${AMP_EXT_TORCH}/../nvidia/cu${CUDAToolkit_VERSION_MAJOR}/include)
   list(APPEND includes ${CUDAToolkit_INCLUDE_DIRS} ${own} ${wheels})
 else()
-  list(FILTER sources EXCLUDE REGEX "/backends/cuda.cpp$")
+  list(FILTER sources EXCLUDE REGEX "/backends/cuda[.]cpp$")
 endif()
 
 # Reading torch's headers takes longest: two units compile in parallel.
