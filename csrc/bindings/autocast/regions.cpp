@@ -68,9 +68,9 @@ class Thread {
     if (const int now = blind_times; std::exchange(blind_times_, now) != now) note_torchs();
     const uint64_t next = at::sequence_number::peek();
     if (!is_in_ours_) {
-      // A reentrant checkpoint makes its node before its products, and computes them without others.
+      // A reentrant checkpoint makes its node first, and then products without nodes.
       const bool has_node = again && !at::GradMode::is_enabled();
-      const uint64_t begin = has_node ? std::max(last_ours_, next - 1) : next;
+      const uint64_t begin = has_node ? std::max(last_ours_ + 1, next) - 1 : next;
       regions().add(id(), again && !has_torchs_ ? 0 : begin, true);
       is_in_ours_ = true;
     }
