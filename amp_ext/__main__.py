@@ -122,11 +122,9 @@ def all_checks() -> Iterator[Check]:
             yield name, partial(check_kernels, backend, family, device)
     # Later, since other kernels run in the place of kernels that are wrong.
     for device in devices():
-        has_lists = backend_for(device.partition(":")[0]).name != "none"
-        for op in (*(amp_ext.ops.LIST_OPS if has_lists else ()), *amp_ext.ops.GEMM_OPS):
+        for op in (*amp_ext.ops.LIST_OPS, *amp_ext.ops.GEMM_OPS):
             yield f"{op} on {device}", partial(check_op, op, device)
-        if has_lists:
-            yield f"training step on {device}", partial(check_training, device)
+        yield f"training step on {device}", partial(check_training, device)
 
 
 def check_kernels(backend: str, family: str, device: str) -> None:

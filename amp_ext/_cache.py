@@ -111,6 +111,8 @@ def _identity(device: str) -> str:
     for where in (kernels.submodule_search_locations if kernels else None) or ():
         files += sorted(Path(where).rglob("*.py"))
     code = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    cpu = torch.backends.cpu.get_cpu_capability() if device == "cpu" else driver()
+    hardware: Any = driver()
+    if device == "cpu":  # hypervisors give different processors one name
+        hardware = torch.backends.cpu.get_cpu_capability(), dict(torch.cpu.get_capabilities())
     software = (torch.__version__, torch.version.cuda, triton_version(), __version__, code)
-    return json.dumps((device_name(device), cpu, *software))
+    return json.dumps((device_name(device), hardware, *software))

@@ -10,8 +10,6 @@ from amp_ext._triton import is_interpreted, triton_version, why_not_triton
 
 BACKENDS = ("cuda", "triton", "cpu")
 
-_REBUILD = f"FORCE_CUDA=1 {REBUILD}"
-
 
 class Backend(NamedTuple):
     """Describe the code that runs an op.
@@ -55,7 +53,8 @@ def set_backend(name: str | None) -> None:
     if name == "cuda" and not _C.cuda_built():
         before = "" if torch.version.cuda else "install a CUDA build of torch, then "
         raise RuntimeError(
-            f"set_backend: the cuda backend was not built; {before}rebuild amp_ext with: {_REBUILD}"
+            f"set_backend: the cuda backend was not built; {before}rebuild amp_ext with: "
+            f"FORCE_CUDA=1 {REBUILD}"
         )
     if name == "triton" and (reason := why_not_triton()):
         raise RuntimeError(f"set_backend: the triton backend cannot be used: {reason}")

@@ -159,7 +159,8 @@ def _measure_all(products: "list[_Product]", deadline: float, results: list[Tune
         for product, measured in zip(products, times, strict=True):
             if not measured:
                 continue
-            default, best = next(iter(measured)), min(measured, key=measured.__getitem__)
+            default = next(iter(measured))
+            best = min(measured.keys() - product.wrong, key=measured.__getitem__)
             if measured[default] < MIN_GAIN * measured[best]:
                 best = default
             before, after = measured[default], measured[best]
@@ -218,6 +219,7 @@ class _Product:
     def __init__(self, device: str, key: Sequence[int], arguments: dict[str, Any]) -> None:
         self.device, self.key, self.calls = device, key, 0
         self.sizes = key[2:]  # batch, summed products, m, n and k
+        self.wrong: set[Candidate] = set()
         self.arguments: dict[str, Any] = {
             name: _Like(x.shape, x.stride(), x.dtype, x.data_ptr() % 16 // x.element_size())
             if isinstance(x, Tensor)
@@ -308,7 +310,7 @@ def _measure(product: _Product, seconds: float) -> dict[Candidate, float]:
     try:
         trial = _Trial(product)
         right = _right_candidates(product, trial, deadline)
-        return _interleaved(trial, right, deadline) if len(right) > 1 else {}
+        return _interleaved(trial, right, deadline) if len(right) > 1 or product.wrong else {}
     except RuntimeError as error:  # most likely out of memory
         warn(f"amp_ext.tune: {product}: not measured: {error}")
         return {}
@@ -332,6 +334,7 @@ def _right_candidates(product: _Product, trial: _Trial, deadline: float) -> list
         if _is_near(product, result, expected):
             right.append(candidate)
         else:
+            product.wrong.add(candidate)
             warn(f"amp_ext.tune: left out: {candidate}: a wrong result of {product}")
         result.fill_(math.nan)  # for the next one, which may get this memory
     return right

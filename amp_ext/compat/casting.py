@@ -17,7 +17,8 @@ from amp_ext.autocast import autocast
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (*HALVES, torch.float32, torch.float64)
-_GENERATED = (torch.jit.ScriptModule, torch.fx.GraphModule)  # their classes have one instance
+# Their classes have one instance, or change.
+_GENERATED = (torch.jit.ScriptModule, torch.fx.GraphModule, nn.modules.lazy.LazyModuleMixin)
 
 
 class Cast(NamedTuple):
@@ -50,9 +51,9 @@ def check_module(function: str, module: nn.Module) -> None:
     name = type(module).__name__
     if "forward" in vars(module) or isinstance(module, _GENERATED):
         raise TypeError(
-            f"{function}: module: expected the forward of its class, got a {name} with its own, as "
-            "torch.compile, TorchScript, torch.fx and some wrappers leave it. Call "
-            f"{function} before them."
+            f"{function}: module: expected a class and a forward that stay, got a {name}: "
+            "torch.compile, TorchScript, torch.fx and some wrappers replace them. Call "
+            f"{function} before them, and after the first forward of lazy layers."
         )
     if is_parametrized(module) and not hasattr(type(module), "_has_casts"):
         raise TypeError(

@@ -91,3 +91,9 @@ class SkipAware:
         if name == "scheduler":  # not made yet, as within copy.copy
             raise AttributeError(name)
         return getattr(self.scheduler, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name[0] == "_" or name == "scheduler" or hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.scheduler, name, value)

@@ -14,9 +14,6 @@ Sharding = tuple[Any, tuple[Any, ...]] | str | None
 """The mesh and the placements of DTensors, ``"fsdp"`` for parameters that FSDP1 has flattened, else
 None."""
 
-Groups = tuple[Any, ...]
-"""Process groups. Reducing over one after the other reduces over all of their processes."""
-
 
 class Reduction:
     """Reduce the flags and norms of one pass over processes.
@@ -89,11 +86,11 @@ class Reduction:
         """Set the flag if any process of the last call has set it, by its all_reduces again."""
         self({flag.device: flag}, self._shardings, None)
 
-    def _sets(self) -> list[tuple[Groups, list[int]]]:
+    def _sets(self) -> list[tuple[tuple[Any, ...], list[int]]]:
         """Return the sets of processes, each with the indices of its shardings."""
-        sets: dict[Any, tuple[Groups, list[int]]] = {}
+        sets: dict[Any, tuple[tuple[Any, ...], list[int]]] = {}
 
-        def add(groups: Groups, *indices: int) -> None:
+        def add(groups: tuple[Any, ...], *indices: int) -> None:
             # Meshes may have other groups of the same processes.
             processes = tuple(frozenset(distributed.get_process_group_ranks(g)) for g in groups)
             groups, others = sets.pop(processes, (groups, []))
@@ -107,8 +104,8 @@ class Reduction:
             add((group,))
         return list(sets.values())
 
-    def _groups_of(self, sharding: Sharding) -> Groups:
-        """Return the groups to reduce a sharding's gradients over."""
+    def _groups_of(self, sharding: Sharding) -> tuple[Any, ...]:
+        """Return the groups to reduce a sharding's gradients over, one after the other."""
         if sharding == "fsdp":
             group = self._process_group
             return (distributed.group.WORLD if group is None else group,)

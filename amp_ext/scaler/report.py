@@ -97,9 +97,10 @@ def _with_names(optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             names = group.get("param_names") or ()
+            has_names = len(names) == len(group["params"])
             for index, param in enumerate(group["params"]):
                 place = f"param_groups[{number}]['params'][{index}]"
-                yield (names[index] if index < len(names) else place), param
+                yield (names[index] if has_names else place), param
 
 
 def _elements(grad: Tensor) -> Tensor:

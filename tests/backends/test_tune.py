@@ -143,21 +143,31 @@ def test_products_that_differ_in_anything_are_different() -> None:
 
 
 @two_ways
-@pytest.mark.parametrize("wrong", ["result", "raises"])
+@pytest.mark.parametrize("wrong", ["result", "later result", "raises"])
 def test_a_wrong_candidate_is_left_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that was wrong once is not chosen, however fast it is."""
+    others: list[tuple[str, int]] = []
+
     class BrokenTrial(tune._Trial):
         def result(self, candidate: tuple[str, int]) -> Tensor:
-            if candidate != ("cpu", 0) and wrong == "raises":
-                raise RuntimeError("out of registers")
             result = super().result(candidate)
-            result.view(-1)[-1] += candidate != ("cpu", 0)
+            if candidate != ("cpu", 0):
+                others.append(candidate)
+                if wrong == "raises":
+                    raise RuntimeError("out of registers")
+                result.view(-1)[-1] += wrong == "result" or len(others) > 1
             return result
 
+    def the_last_is_fastest(trial: Any, right: Any, deadline: float) -> dict[Any, float]:
+        return {candidate: 1.0 / (1 + place) for place, candidate in enumerate(right)}
+
     monkeypatch.setattr(tune, "_Trial", BrokenTrial)
+    monkeypatch.setattr(tune, "_interleaved", the_last_is_fastest)
     words = "cpu: out of registers" if wrong == "raises" else "a wrong result of 300 x"
     with pytest.warns(UserWarning, match=words), amp_ext.tune() as measured:
         ops.gemm(*small_products())
-    assert measured == [], "there is nothing left to compare"
+    chosen = [(result.backend, result.variant) for result in measured]
+    assert chosen == ([] if wrong == "raises" else [("cpu", 0)])
 
 
 @two_ways
@@ -257,6 +267,9 @@ def test_another_torch_driver_or_build_has_another_file(
     files.append(_cache.path("cuda"))
     os.utime(library, (1, 1))
     assert len({*files, _cache.path("cuda")}) == 4
+    before = _cache.path("cpu")
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx2": True})
+    assert _cache.path("cpu") != before
 
 
 def test_a_cache_folder_without_an_absolute_path_is_the_default(

@@ -20,8 +20,6 @@ It fails on:
 - a library with too many kernels or bytes.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

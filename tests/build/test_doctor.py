@@ -1,7 +1,5 @@
 """Test that ``python -m amp_ext`` reports the installation and finds broken parts."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil
@@ -147,7 +145,7 @@ def test_broken_gpu(monkeypatch: Any, capsys: Any) -> None:
     said = capsys.readouterr().out
     assert "  cuda:0   NVIDIA Test, compute capability 9.0, 80 GiB\n" in said
     assert "  FAIL  gemm on cuda:0: no GPU\n" in said
-    assert ("  FAIL  unscale_ on cuda:0: no GPU\n" in said) == _C.cuda_built()
+    assert "  FAIL  unscale_ on cuda:0: no GPU\n" in said
     assert "  ok    training step on cpu\n" in said
 
 

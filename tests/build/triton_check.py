@@ -8,8 +8,6 @@ it was written for, or reads other programs' results without waiting. It fails w
 as an address, would compile a kernel of lists anew.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 import sys

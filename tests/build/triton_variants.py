@@ -1,7 +1,5 @@
 """List the Triton kernels as they are launched, for tests/build/triton_check.py."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Iterator

@@ -433,6 +433,17 @@ def test_bad_losses(monkeypatch: pytest.MonkeyPatch) -> None:
             call()
 
 
+def test_a_loss_that_reaches_no_parameter() -> None:
+    """Gradients of earlier losses stay, and the next losses train."""
+    optimizer = one_weight(loss_scale="dynamic")
+    a_loss(optimizer)
+    with amp.scale_loss(torch.ones((), requires_grad=True), optimizer) as scaled:
+        scaled.backward()
+    a_loss(optimizer)
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0].item() == -2.0
+
+
 def test_closures() -> None:
     """A closure is an error where losses are scaled, since it would run after the check."""
     _, optimizer = amp.initialize(*new(), opt_level="O0", verbosity=0)

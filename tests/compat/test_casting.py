@@ -85,9 +85,10 @@ def test_compiled_modules_cast(give: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
-        (lambda model: torch.compile(model, backend="eager"), TypeError, "of its class"),
-        (torch.jit.script, TypeError, "of its class"),
-        (torch.fx.symbolic_trace, TypeError, "of its class"),
+        (lambda model: torch.compile(model, backend="eager"), TypeError, "a forward that stay"),
+        (torch.jit.script, TypeError, "a forward that stay"),
+        (torch.fx.symbolic_trace, TypeError, "a forward that stay"),
+        (lambda model: nn.LazyLinear(2), TypeError, "got a LazyLinear"),
         (
             lambda model: parametrize.register_parametrization(model, "weight", nn.Identity()),
             TypeError,

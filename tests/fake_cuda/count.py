@@ -9,8 +9,6 @@ in its part after the backward pass. torch's library computes products. An opera
 as one launch, however many kernels it has.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Select the tests of the executor `cuda` for the fake CUDA runtime."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

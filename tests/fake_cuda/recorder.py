@@ -1,7 +1,5 @@
 """Record calls and costs on the fake CUDA runtime, and set the order of what runs."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections import Counter

@@ -5,8 +5,6 @@ these are sums beyond its range. Each step changes every parameter, so that a co
 shows.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from functools import partial

@@ -1,7 +1,5 @@
 """Test selective checkpointing: a policy for torch's product also saves amp_ext's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

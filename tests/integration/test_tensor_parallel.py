@@ -3,8 +3,6 @@
 All numbers are small integers, so that every sum is exact in every dtype and order.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """List the tensors among the arguments of ops, and check that ops refuse bad arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 

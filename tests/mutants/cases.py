@@ -3,8 +3,6 @@
 They are few and fast: a mutant of a kernel runs the shortest ones that execute its statement.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial

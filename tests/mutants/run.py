@@ -6,8 +6,6 @@ The script prints the survivors, and a line for each kernel. The exit status is 
 survives.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

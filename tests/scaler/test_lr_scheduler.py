@@ -45,6 +45,13 @@ def test_skipped_steps_do_not_count() -> None:
         assert train(*halving(kind, exact=exact), values) == rates, (kind, exact)
 
 
+def test_attributes_are_the_schedulers() -> None:
+    """Attributes that are read or set are the scheduler's, as in a resumed training."""
+    _, _, schedule = halving("host")
+    schedule.last_epoch, schedule.gamma = 7, 0.25
+    assert (schedule.scheduler.last_epoch, schedule.scheduler.gamma) == (7, 0.25)
+
+
 def test_another_optimizers_overflow_does_not_count() -> None:
     scaler, optimizer, schedule = halving("scalars", exact=True)
     other = StepsByScalars([leaf([math.inf])], lr=1.0)

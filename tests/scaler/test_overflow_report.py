@@ -60,6 +60,8 @@ def test_names_that_are_given() -> None:
         assert names(scaler.overflow_report(given)) == ["weight", "bias"]
     given = [("mine", network.weight)]
     assert names(scaler.overflow_report(given)) == ["mine", "own.bias"]
+    del optimizer.param_groups[0]["params"][0]  # its names are no longer those of places
+    assert names(scaler.overflow_report()) == ["param_groups[0]['params'][0]"]
 
 
 def test_sparse_gradient() -> None:

@@ -5,8 +5,6 @@ of them. If a test's expectation comes from torch's own op or from a literal val
 therefore checks the oracle as well. To add an executor, add an entry to EXECUTORS.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

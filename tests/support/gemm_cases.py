@@ -1,7 +1,5 @@
 """Calls of amp_ext::gemm: running and comparing them, and forms that differ in their gradients."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple

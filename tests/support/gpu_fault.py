@@ -7,8 +7,6 @@ return. The process ends therefore; pytest-xdist starts another, and reports a c
 at this test. Without pytest-xdist, a hanging test only prints its stack.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys

@@ -1,7 +1,5 @@
 """Inputs for the tests of the optimizers and their ops, and the comparisons."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

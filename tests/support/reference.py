@@ -1,7 +1,5 @@
 """The references of all ops under the names of amp_ext.ops, and their examples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

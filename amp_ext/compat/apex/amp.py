@@ -209,7 +209,7 @@ def scale_loss(
 
     Args:
         loss: of any shape.
-        optimizers: optimizers of :func:`initialize`, with parameters that the loss depends on.
+        optimizers: optimizers of :func:`initialize`.
         loss_id: the index of a scale, below ``num_losses``.
         model, delay_unscale, delay_overflow_check: not used; the gradients of every loss are
             unscaled and checked at its end.
@@ -239,11 +239,11 @@ def scale_loss(
         _optimizers.before_backward(optimizer)
     try:
         yield scaled
+        _optimizers.after_backward(optimizers, scaler)
     except BaseException:
         for optimizer in optimizers:
             _optimizers.restore(optimizer)
         raise
-    _optimizers.after_backward(optimizers, scaler)
 
 
 def master_params(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -48,7 +48,9 @@ class LossScaler(GradScaler):
         flags: list[Tensor] = []
         for optimizer in optimizers:
             self.unscale_(optimizer)
-            flags += self._found_inf_per_device(optimizer).values()
+            state = self._state_of(optimizer)
+            self._require_checks(optimizer, state)
+            flags += state.found_infs.values()
         # A copy, since update() takes the memory of the flags back.
         found_inf = combined(flags, self._scale.device).clone()
         self.update()

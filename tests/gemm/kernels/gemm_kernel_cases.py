@@ -3,8 +3,6 @@
 Operands are placed in memory with a given layout.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable

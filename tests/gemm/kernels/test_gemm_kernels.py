@@ -1,7 +1,5 @@
 """Test every instance of the GEMM kernels: shapes, schedules, splits, epilogues."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 

@@ -1,7 +1,5 @@
 """Test the GEMM kernel for sm_90a on a GPU: every tile, the same bits in every run."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
