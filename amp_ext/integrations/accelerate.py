@@ -83,6 +83,7 @@ class _Optimizer(AcceleratedOptimizer):
     @property
     def step_was_skipped(self) -> bool:
         """Synchronises with the device."""
+        self.scaler._check_skips()
         return super().step_was_skipped or (self._skipped is not None and self._skipped.read() != 0)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -80,6 +80,16 @@ def test_each_optimizer_knows_its_own_skip() -> None:
     assert not pickle.loads(pickle.dumps(optimizers[1])).step_was_skipped
 
 
+def test_too_many_skips_are_an_error() -> None:
+    accelerator = ours.with_scaler(fp16(), max_consecutive_skips=2)
+    (weight, _), (optimizer, _) = pair(accelerator)
+    for _ in range(2):
+        accelerator.backward((weight * torch.inf).sum())
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="the last 2 steps have been skipped"):
+        _ = accelerator.optimizer_step_was_skipped
+
+
 @pytest.mark.parametrize("clipped", [1, 2])
 def test_optimizers_are_clipped_in_turn(clipped: int) -> None:
     """Accelerate updates the scaler after each step, which would lose another optimizer's clip."""
