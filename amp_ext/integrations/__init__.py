@@ -1,6 +1,7 @@
 """Put the scaler into training frameworks: one module for each framework."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
@@ -10,15 +11,21 @@ from amp_ext.scaler import GradScaler
 from amp_ext.scaler.optimizers import params_of
 
 
-def with_gradients(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters of an optimizer that have gradients."""
-    return [param for param in params_of(optimizer) if param.grad is not None]
+class Guard(GradScaler):
+    """Keep the scale of 1.0 for bfloat16: load none, and save the first one of float16."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return state and {**state, "scale": 2.0**16}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict and {**state_dict, "scale": self._init_scale})
 
 
 def has_gradients_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> bool:
     """Return whether an optimizer has the gradients of ``parameters``, and no others."""
-    given = {id(parameter) for parameter in parameters if parameter.grad is not None}
-    return {id(param) for param in with_gradients(optimizer)} == given
+    own = {id(param) for param in params_of(optimizer) if param.grad is not None}
+    return own == {id(parameter) for parameter in parameters if parameter.grad is not None}
 
 
 def unscaled_optimizers(scaler: GradScaler | None) -> set[int]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from amp_ext.autocast import autocast
-from amp_ext.integrations import check_alone, unscaled_optimizers
+from amp_ext.integrations import Guard, check_alone, has_gradients_of, unscaled_optimizers
 from amp_ext.scaler import GradScaler
 
 
@@ -30,6 +30,8 @@ class WithScaler:
         super().__init__(precision, device, None if precision == "bf16-mixed" else scaler)
         self.scaler = scaler  # Lightning refuses one for bfloat16
 
+        if precision == "bf16-mixed" and type(scaler) is GradScaler and not scaler._dynamic:
+            scaler.__class__ = Guard  # users have no name for it
     def forward_context(self) -> autocast:
         is_bfloat16 = self.precision == "bf16-mixed"
         return autocast(self.device, torch.bfloat16 if is_bfloat16 else torch.float16)

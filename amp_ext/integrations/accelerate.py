@@ -8,7 +8,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from amp_ext.integrations import check_alone, has_gradients_of
+from amp_ext.integrations import Guard, check_alone, has_gradients_of
 from amp_ext.scaler import GradScaler
 from amp_ext.scaler.loss_scale import Arriving
 
@@ -43,7 +43,7 @@ def with_scaler(accelerator: Accelerator, **options: Any) -> Accelerator:
     if fp16:
         scaler = GradScaler(device, **(handler.to_kwargs() if handler else {}) | options)
     else:
-        scaler = GradScaler(device, init_scale=1.0, dynamic=False, **options)
+        scaler = Guard(device, init_scale=1.0, dynamic=False, **options)
     accelerator.scaler = scaler
     kind = type(accelerator)  # may be the user's
     accelerator.__class__ = type(kind.__name__, (_ClipsByScaler, kind), {})

@@ -7,8 +7,9 @@ import timm.utils
 from torch import Tensor
 from torch.optim import Optimizer
 
-from amp_ext.integrations import has_gradients_of, with_gradients
+from amp_ext.integrations import has_gradients_of
 from amp_ext.scaler import GradScaler
+from amp_ext.scaler.optimizers import params_of
 
 __all__ = ["NativeScaler"]
 
@@ -41,8 +42,7 @@ class NativeScaler(timm.utils.NativeScaler):
         if not need_update:
             return
         if clip_grad is not None:
-            parameters = with_gradients(optimizer) if parameters is None else parameters
-            parameters = list(parameters)
+            parameters = list(params_of(optimizer) if parameters is None else parameters)
             if clip_mode == "norm" and has_gradients_of(optimizer, parameters):
                 scaler.clip_grad_norm_(optimizer, clip_grad)
             else:

@@ -98,6 +98,15 @@ def written_out(optimizer: str, clip_as: str = "scaler", images_as: str = "float
     return network
 
 
+def assert_takes_and_gives_no_scale(guard: amp_ext.GradScaler) -> None:
+    """Assert that a scaler for bfloat16 and one for float16 exchange states, but no scale."""
+    scaler = amp_ext.GradScaler("cuda", 4.0)
+    guard.load_state_dict(scaler.state_dict() | {"amp_ext": {"skipped_steps": 3}})
+    scaler.load_state_dict(guard.state_dict())
+    assert (guard.get_scale(), guard.get_skipped_steps()) == (1.0, 3)
+    assert (scaler.get_scale(), scaler.get_skipped_steps()) == (2.0**16, 3)
+
+
 def assert_is_the_loop(network: Network, optimizer: str, **loop: str) -> None:
     """Assert that the last steps of a network are those of the loop, bit for bit."""
     expected = written_out(optimizer, **loop)

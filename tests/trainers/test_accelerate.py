@@ -112,6 +112,7 @@ def test_a_guard_for_bfloat16_in_an_accelerator_of_ones_own() -> None:
     assert skipped == [step == digits.OVERFLOW for step in range(digits.STEPS)]
     assert accelerator.scaler.get_scale() == 1.0
     assert network.losses[-1] < network.losses[0]
+    digits.assert_takes_and_gives_no_scale(accelerator.scaler)
 
 
 def test_clips_at_every_micro_step() -> None:
