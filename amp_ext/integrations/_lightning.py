@@ -1,6 +1,7 @@
 """Extend Fabric and the precision plugins of Lightning, under any names of the packages."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -29,9 +30,9 @@ class WithScaler:
             scaler = GradScaler(device)
         super().__init__(precision, device, None if precision == "bf16-mixed" else scaler)
         self.scaler = scaler  # Lightning refuses one for bfloat16
-
         if precision == "bf16-mixed" and type(scaler) is GradScaler and not scaler._dynamic:
             scaler.__class__ = Guard  # users have no name for it
+
     def forward_context(self) -> autocast:
         is_bfloat16 = self.precision == "bf16-mixed"
         return autocast(self.device, torch.bfloat16 if is_bfloat16 else torch.float16)
@@ -47,11 +48,12 @@ class InTrainer(WithScaler):
         if self.scaler is None or clip_val <= 0:
             return super().clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
         own = unwrapped(optimizer)
+        if self.scaler._scale is None and has_gradients_of(own, ()):  # no training_step has a loss
+            return
         if gradient_clip_algorithm == "norm":
             self.scaler.clip_grad_norm_(own, clip_val)
             return
-        is_manual = own is not optimizer  # and nothing has been unscaled
-        if is_manual or getattr(own, "_step_supports_amp_scaling", False):
+        if self.scaler._state_of(own).is_scaled:
             self.scaler.unscale_(own)
         self.clip_grad_by_value(own, clip_val)
 
@@ -60,7 +62,10 @@ class InTrainer(WithScaler):
     ) -> Any:
         check_alone(self.scaler, optimizer)
         if id(optimizer) not in unscaled_optimizers(self.scaler):
-            return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
+            result = super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
+            if self.scaler is not None:  # if training_step returned None, none has stepped
+                self.scaler._per_optimizer_states.pop(id(optimizer), None)
+            return result
         closure()
         self._after_closure(model, optimizer)
         result = self.scaler.step(optimizer, **kwargs)
@@ -104,3 +109,14 @@ class ClipsByScaler:
             )
         options = {} if error_if_nonfinite is None else {"error_if_nonfinite": error_if_nonfinite}
         return super().clip_gradients(module, optimizer, clip_val, max_norm, norm_type, **options)
+
+
+def extended(module: str, fabric: str, trainer: str) -> list[type]:
+    """Return Fabric, its plugin and the Trainer's, as classes of a module, from two packages."""
+    plugins = [import_module(f"{package}.plugins").MixedPrecision for package in (fabric, trainer)]
+    bases = {
+        "Fabric": (ClipsByScaler, import_module(fabric).Fabric),
+        "FabricMixedPrecision": (InFabric, plugins[0]),
+        "MixedPrecision": (InTrainer, plugins[1]),  # checkpoints know torch's scaler by this name
+    }
+    return [type(name, pair, {"__module__": module}) for name, pair in bases.items()]

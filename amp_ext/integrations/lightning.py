@@ -4,22 +4,10 @@ Write ``Trainer(plugins=MixedPrecision())``, or ``Fabric(plugins=FabricMixedPrec
 ``Fabric`` of this module.
 """
 
-import lightning
-from lightning.fabric.plugins import MixedPrecision as _FabricMixedPrecision
-from lightning.pytorch.plugins import MixedPrecision as _MixedPrecision
-
-from amp_ext.integrations._lightning import ClipsByScaler, InFabric, InTrainer, WithScaler
+from amp_ext.integrations._lightning import extended
 
 __all__ = ["Fabric", "FabricMixedPrecision", "MixedPrecision"]
 
-
-class MixedPrecision(InTrainer, _MixedPrecision):  # checkpoints know torch's scaler by this name
-    __doc__ = WithScaler.__doc__
-
-
-class FabricMixedPrecision(InFabric, _FabricMixedPrecision):
-    __doc__ = WithScaler.__doc__
-
-
-class Fabric(ClipsByScaler, lightning.Fabric):
-    __doc__ = ClipsByScaler.__doc__
+Fabric, FabricMixedPrecision, MixedPrecision = extended(
+    __name__, "lightning.fabric", "lightning.pytorch"
+)

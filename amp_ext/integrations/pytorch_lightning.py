@@ -3,22 +3,10 @@
 The plugins serve programs that import ``pytorch_lightning`` and ``lightning_fabric``.
 """
 
-import lightning_fabric
-from lightning_fabric.plugins import MixedPrecision as _FabricMixedPrecision
-from pytorch_lightning.plugins import MixedPrecision as _MixedPrecision
-
-from amp_ext.integrations._lightning import ClipsByScaler, InFabric, InTrainer, WithScaler
+from amp_ext.integrations._lightning import extended
 
 __all__ = ["Fabric", "FabricMixedPrecision", "MixedPrecision"]
 
-
-class MixedPrecision(InTrainer, _MixedPrecision):  # checkpoints know torch's scaler by this name
-    __doc__ = WithScaler.__doc__
-
-
-class FabricMixedPrecision(InFabric, _FabricMixedPrecision):
-    __doc__ = WithScaler.__doc__
-
-
-class Fabric(ClipsByScaler, lightning_fabric.Fabric):
-    __doc__ = ClipsByScaler.__doc__
+Fabric, FabricMixedPrecision, MixedPrecision = extended(
+    __name__, "lightning_fabric", "pytorch_lightning"
+)

@@ -102,6 +102,44 @@ def test_manual_optimization_is_the_loop(optimizer: str, clip_as: str, tmp_path:
     digits.assert_is_the_loop(module.network, optimizer, clip_as=expected)
 
 
+def clipped_as(algorithms: list[str], optimizer: str) -> list[float]:
+    """Return gradients of 0.25 and 2 after a clip to 1 by the bare optimizer, then to 0.5."""
+    plugin, weight = ours.MixedPrecision(), torch.nn.Parameter(torch.ones(2, device="cuda"))
+    stepping = digits.OPTIMIZERS[optimizer]([weight])
+    plugin.scaler.scale(weight @ weight.new_tensor([0.25, 2.0])).backward()
+    wrapped = lightning.pytorch.core.optimizer.LightningOptimizer(stepping)
+    for given, limit, algorithm in zip((stepping, wrapped), (1.0, 0.5), algorithms, strict=True):
+        plugin.clip_gradients(given, limit, algorithm)
+    return weight.grad.tolist()
+
+
+@digits.every_optimizer
+def test_values_are_clipped_after_unscaling_once(optimizer: str) -> None:
+    assert clipped_as(["value", "value"], optimizer) == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("optimizer", ["fused", "amp_ext.optim"])
+def test_no_values_are_clipped_after_a_norm_left_to_the_step(optimizer: str) -> None:
+    with pytest.raises(RuntimeError, match="has already been called"):
+        clipped_as(["norm", "value"], optimizer)
+
+
+@digits.every_optimizer
+def test_training_goes_on_after_batches_without_a_loss(optimizer: str, tmp_path: Path) -> None:
+    class Choosy(Module):
+        def training_step(self, batch: Any, index: int) -> torch.Tensor | None:
+            return super().training_step(batch, index) if index == 1 else None
+
+    module = Choosy(optimizer)
+    trainer = trained(module, ours.MixedPrecision(), tmp_path, gradient_clip_val=1.0)
+    assert trainer.precision_plugin.scaler.state_dict()["_growth_tracker"] == 2
+
+
+def test_the_scale_of_a_guard_stays_in_its_checkpoints() -> None:
+    guard = amp_ext.GradScaler(init_scale=1.0, dynamic=False)
+    digits.assert_takes_and_gives_no_scale(ours.MixedPrecision("bf16-mixed", scaler=guard).scaler)
+
+
 @pytest.mark.parametrize("before", ["amp_ext", "lightning"])
 def test_resume_is_bit_equal(before: str, tmp_path: Path) -> None:
     """Resuming is bit-equal, also from checkpoints of Lightning's plugin: both share the key."""
