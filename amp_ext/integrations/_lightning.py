@@ -31,7 +31,7 @@ class WithScaler:
         super().__init__(precision, device, None if precision == "bf16-mixed" else scaler)
         self.scaler = scaler  # Lightning refuses one for bfloat16
         if precision == "bf16-mixed" and type(scaler) is GradScaler and not scaler._dynamic:
-            scaler.__class__ = Guard  # users have no name for it
+            scaler.__class__ = Guard  # loads and saves no scale
 
     def forward_context(self) -> autocast:
         is_bfloat16 = self.precision == "bf16-mixed"
@@ -48,7 +48,7 @@ class InTrainer(WithScaler):
         if self.scaler is None or clip_val <= 0:
             return super().clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
         own = unwrapped(optimizer)
-        if self.scaler._scale is None and has_gradients_of(own, ()):  # no training_step has a loss
+        if self.scaler._scale is None and has_gradients_of(own, ()):  # nothing has been scaled
             return
         if gradient_clip_algorithm == "norm":
             self.scaler.clip_grad_norm_(own, clip_val)
@@ -63,7 +63,7 @@ class InTrainer(WithScaler):
         check_alone(self.scaler, optimizer)
         if id(optimizer) not in unscaled_optimizers(self.scaler):
             result = super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
-            if self.scaler is not None:  # if training_step returned None, none has stepped
+            if self.scaler is not None:  # no step was made if training_step returned None
                 self.scaler._per_optimizer_states.pop(id(optimizer), None)
             return result
         closure()
