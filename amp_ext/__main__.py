@@ -47,9 +47,6 @@ def main() -> int:
     return int(failed > 0)
 
 
-# ---- the installation --------------------------------------------------------------------------
-
-
 def print_versions() -> None:
     try:
         from amp_ext._build_info import CUDA_VERSION, TORCH_VERSION
@@ -95,9 +92,6 @@ def print_products() -> None:
                 print(f"  {device:<9}{measured} products as amp_ext.tune() has measured them")
         except (AssertionError, RuntimeError) as error:  # a GPU that cannot be used
             print(f"  {device:<9}{first_line(error)}")
-
-
-# ---- the checks --------------------------------------------------------------------------------
 
 
 def first_line(error: Exception) -> str:

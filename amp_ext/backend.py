@@ -24,9 +24,6 @@ class Backend(NamedTuple):
     reason: str
 
 
-# ---- the choice --------------------------------------------------------------------------------
-
-
 def set_backend(name: str | None) -> None:
     """Choose the backend of the devices that it supports, for the whole process.
 
@@ -78,9 +75,6 @@ try:
     _C.set_gemm_mode(os.environ.get("AMP_EXT_GEMM") or "auto")
 except (RuntimeError, ValueError) as error:
     raise ImportError(f"amp_ext, AMP_EXT_BACKEND or AMP_EXT_GEMM: {error}") from None
-
-
-# ---- the report --------------------------------------------------------------------------------
 
 
 def backend_for(device_type: str) -> Backend:

@@ -3,7 +3,9 @@
 Write ``from amp_ext.cuda.amp import GradScaler, autocast`` for ``from torch.cuda.amp import ...``.
 """
 
-from functools import partial, partialmethod
+from collections.abc import Callable
+from functools import partialmethod
+from typing import Any
 
 import torch
 from torch.cuda.amp import amp_definitely_not_available
@@ -32,5 +34,13 @@ class GradScaler(_GradScaler, torch.cuda.amp.GradScaler):
     __init__ = partialmethod(_GradScaler.__init__, "cuda")
 
 
-custom_fwd = partial(torch.amp.custom_fwd, device_type="cuda")
-custom_bwd = partial(torch.amp.custom_bwd, device_type="cuda")
+def custom_fwd(
+    fwd: Callable[..., Any] | None = None, *, cast_inputs: torch.dtype | None = None
+) -> Callable[..., Any]:
+    """``torch.amp.custom_fwd`` for "cuda"."""
+    return torch.amp.custom_fwd(fwd, device_type="cuda", cast_inputs=cast_inputs)
+
+
+def custom_bwd(bwd: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.amp.custom_bwd`` for "cuda"."""
+    return torch.amp.custom_bwd(bwd, device_type="cuda")

@@ -189,9 +189,6 @@ def test_triton_refuses_products_that_32_bits_cannot_count(
         assert (backend == "triton") is is_triton
 
 
-# ---- errors in a kernel's function -------------------------------------------------------------
-
-
 def backward_in_a_thread(result: torch.Tensor) -> BaseException | None:
     """Run a backward pass in a thread of its own, as autograd does for a GPU; return its error."""
     with ThreadPoolExecutor() as pool:

@@ -70,8 +70,6 @@ def test_patch_releases_of_one_build_fit(built_against: str, installed: str, fit
             check_build(built_against, installed)
 
 
-# ---- libraries ---------------------------------------------------------------------------------
-
 OTHER = """
 #include <cstdlib>
 extern "C" const struct {

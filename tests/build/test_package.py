@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -35,28 +34,21 @@ setup = load("setup")
 # ---- architectures ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def arches(tmp_path: Path) -> Callable[[str], list[str]]:
+def arches_of(text: str, folder: Path) -> list[str]:
     """Return what arches.cmake makes of a list: all, those of sm80, and those of sm90."""
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text("#!/bin/sh\nprintf 'compute_%s\\n' 75 80 86 90\n")
+    (nvcc := folder / "nvcc").write_text("#!/bin/sh\nprintf 'compute_%s\\n' 75 80 86 90\n")
     nvcc.chmod(0o755)
-    script = tmp_path / "script.cmake"
-    script.write_text(
+    (script := folder / "script.cmake").write_text(
         f"cmake_minimum_required(VERSION 3.26)\nset(CMAKE_CUDA_COMPILER {nvcc})\n"
         f"include({ROOT}/csrc/cmake/arches.cmake)\n"
         'message("${arches} | ${CMAKE_CUDA_ARCHITECTURES} | ${sm80_arches} | ${sm90_arches}")\n'
     )
-
-    def chosen(text: str) -> list[str]:
-        command = [sys.executable, "-m", "cmake", "-P", str(script)]
-        environment = {**os.environ, "TORCH_CUDA_ARCH_LIST": text}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if done.returncode:
-            raise ValueError(done.stderr)
-        return done.stderr.rstrip("\n").split(" | ")
-
-    return chosen
+    command = [sys.executable, "-m", "cmake", "-P", str(script)]
+    environment = {**os.environ, "TORCH_CUDA_ARCH_LIST": text}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise ValueError(done.stderr)
+    return done.stderr.rstrip("\n").split(" | ")
 
 
 @pytest.mark.parametrize(
@@ -73,19 +65,19 @@ def arches(tmp_path: Path) -> Callable[[str], list[str]]:
         ("7.5", "7.5 | 75-real |  | "),
     ],
 )
-def test_architectures(arches: Callable[[str], list[str]], text: str, expected: str) -> None:
+def test_architectures(text: str, expected: str, tmp_path: Path) -> None:
     """The list takes torch's separators. An empty list is what nvcc knows of the default.
 
     9.0 stands for 9.0a, with Hopper's own instructions. The sm80 kernels reach 10.x by the PTX of
     8.x and 9.0, and are built for 10.x without it.
     """
-    assert arches(text) == expected.split(" | ")
+    assert arches_of(text, tmp_path) == expected.split(" | ")
 
 
-def test_an_error_names_a_bad_architecture(arches: Callable[[str], list[str]]) -> None:
+def test_an_error_names_a_bad_architecture(tmp_path: Path) -> None:
     for text in ("80", "8.0+ptx", "9.0b"):
         with pytest.raises(ValueError, match=f"TORCH_CUDA_ARCH_LIST.*'{re.escape(text)}'"):
-            arches(f"8.0;{text}")
+            arches_of(f"8.0;{text}", tmp_path)
 
 
 # ---- toolkit and the decision ------------------------------------------------------------------

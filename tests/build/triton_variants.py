@@ -56,9 +56,6 @@ def list_variants() -> Iterator[Variant]:
         )
 
 
-# ---- products ----------------------------------------------------------------------------------
-
-
 MULTIPROCESSORS = {80: 108, 89: 142, 90: 132, 100: 148, 120: 170}
 MULTIPLY = {80: "HMMA", 89: "HMMA", 90: "HGMMA", 100: "UTCHMMA", 120: "HMMA"}
 FLOAT, HALF, BRAIN = range(3)

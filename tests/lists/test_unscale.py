@@ -58,9 +58,6 @@ def test_product_is_judged_after_rounding(executor: Executor) -> None:
         assert bool(grad.isfinite().all()) is not overflows, (dtype, value, factor)
 
 
-# ---- clipping ----------------------------------------------------------------------------------
-
-
 def clip(
     executor: Executor,
     grads: list[torch.Tensor],

@@ -7,8 +7,6 @@ The GPU has compute capability 9.0. A wrong assumption may hang, or end a proces
 each probe runs in a fork. The exit status is 1 when a probe disagrees.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import signal

@@ -131,8 +131,6 @@ native = pytest.mark.parametrize(
 """For what takes gigabytes."""
 
 
-# ---- products in Triton's interpreter ----------------------------------------------------------
-
 INTERPRETED_PRODUCTS = {
     # sizes: edges of tiles, splits along k, several tiles, terms and batches
     "test_sizes": ("nn", "tt"),

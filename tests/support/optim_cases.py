@@ -89,8 +89,6 @@ def call(
     return {**values, **OPTIONS[op], **options}
 
 
-# ---- optimizers --------------------------------------------------------------------------------
-
 SHAPES = ((5, 3), (7,), (), (2, 3, 4), (0,), (1025,))
 LR = 0.01
 OPTIMIZERS: dict[str, tuple[str, Values]] = {

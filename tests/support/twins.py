@@ -179,8 +179,6 @@ def state_of(scaler: Any, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
     return plain(seen)
 
 
-# ---- ways to unscale and clip ------------------------------------------------------------------
-
 clip_as_torch = torch.nn.utils.clip_grad_norm_
 Clip = Callable[[Any, Optimizer, float], Tensor]
 

@@ -1,7 +1,5 @@
 """Share fixtures between the tests of training frameworks."""
 
-from __future__ import annotations
-
 import collections
 import sys
 from collections.abc import Iterator

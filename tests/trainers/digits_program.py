@@ -3,8 +3,6 @@
 The network computes its own loss and records it, for checks under each framework.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Test the shared parts of the integrations."""
 
-from __future__ import annotations
-
 import torch
 
 from amp_ext.integrations import has_gradients_of

@@ -171,9 +171,6 @@ def test_the_other_name(tmp_path: Path) -> None:
     assert Fabric(accelerator="cuda", devices=1, plugins=plugin).strategy.precision is plugin
 
 
-# ---- Fabric --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def fabric() -> Any:
     return ours.Fabric(accelerator="cuda", devices=1, plugins=ours.FabricMixedPrecision())
