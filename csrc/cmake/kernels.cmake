@@ -1,5 +1,7 @@
 # Builds libamp_ext_cuda.so.
-if(NOT CMAKE_CXX_COMPILER_ARG1)  # such as g++, in CXX="ccache g++"
+
+# CXX is nvcc's compiler too, unless it has arguments, as "ccache g++" has.
+if(NOT CMAKE_CXX_COMPILER_ARG1 AND NOT DEFINED ENV{CUDAHOSTCXX})
   set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
 endif()
 enable_language(CUDA)
