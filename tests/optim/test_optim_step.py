@@ -334,9 +334,9 @@ BAD: dict[str, Callable[[Any, list[Tensor]], Any]] = {
     r"params\[1\] and grads\[0\] overlap in memory": (
         lambda _, params: setattr(params[0], "grad", params[1].detach()[:4])
     ),
-    r"found_inf and grads\[1\] overlap in memory": (
+    r"params\[1\] and found_inf overlap in memory": (
         lambda optimizer, params: setattr(
-            optimizer, "_step_scalars", StepScalars(params[1].grad[0])
+            optimizer, "_step_scalars", StepScalars(params[1].detach()[0])
         )
     ),
 }

@@ -21,10 +21,6 @@ Overlap in_order(const MemoryUse* a, const MemoryUse* b) {
   return {*a, *b};
 }
 
-bool overlap(const MemoryRange& a, const MemoryRange& b) {
-  return a.begin < b.end && b.begin < a.end;
-}
-
 }  // namespace
 
 std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses) {
@@ -55,7 +51,7 @@ std::optional<Overlap> find_overlap(std::vector<MemoryUse> uses) {
   for (const MemoryUse& view : uses) {
     if (!has_holes(view)) continue;
     for (const MemoryUse* const other : others) {
-      if (overlap(view.range, other->range)) return in_order(&view, other);
+      if (view.range.overlaps(other->range)) return in_order(&view, other);
     }
   }
   return std::nullopt;

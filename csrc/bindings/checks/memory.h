@@ -21,6 +21,7 @@ struct MemoryRange {
       : begin(reinterpret_cast<uintptr_t>(data)), end(begin + bytes) {}
 
   bool is_empty() const { return begin == end; }
+  bool overlaps(const MemoryRange& other) const { return begin < other.end && other.begin < end; }
   void* data() const { return reinterpret_cast<void*>(begin); }
 };
 

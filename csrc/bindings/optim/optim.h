@@ -79,28 +79,32 @@ class Updates {
     if (!add_plain(tensors)) add_checked(tensors);
   }
 
+  // Appends contiguous tensors of the kinds that the last parameter had, at a fraction of the cost.
+  // Returns false, and does nothing, for others.
+  bool add_plain(const UpdateTensors& tensors);
+
   // Checks the scalars.
   StepScalars add_scalars(const ScalarTensors& scalars);
 
   // Throws where memory that is written overlaps anything else. Call it after all tensors and
-  // scalars have been added.
-  void check_apart() const;
+  // scalars have been added. With `scalars_only`, the tensors are known not to overlap.
+  void check_apart(bool scalars_only = false) const;
 
   // Returns whether list() shows copies of gradients in the place of their own memory.
   bool has_copies() const { return !gathered_.empty(); }
+  // Returns whether other tensors may have the memory of a gradient.
+  bool shares_grads() const { return shares_grads_; }
   UpdateList list() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
   at::Device device() const { return device_; }
 
  private:
-  // Appends contiguous tensors of the kinds that the last parameter had, at a fraction of the cost.
-  // Returns false, and does nothing, for others.
-  bool add_plain(const UpdateTensors& tensors);
   void add_checked(const UpdateTensors& tensors);
 
   const char* op_;
   const RoleNames& names_;
   at::Device device_;
   bool records_gradients_ = at::GradMode::is_enabled();
+  bool shares_grads_ = false;
   std::vector<UpdateRef> refs_;
   std::vector<MemoryUse> other_uses_;  // scalars, and dense gradients that were copied
   c10::DispatchKeySet plain_keys_;     // of a strided tensor that is stored as it is

@@ -39,12 +39,27 @@ bool is_usable(const ParamRow& row) {
                    step->device() == param.device());
 }
 
-// Returns the value of a key, borrowed, or null.
-PyObject* entry_of(PyObject* dict, PyObject* key) {
-  PyObject* const value = PyDict_GetItemWithError(dict, key);
-  if (!value && PyErr_Occurred()) throw py::error_already_set();
-  return value;
-}
+// Reads a dict by keys that are most often in the order of its entries: no hash is looked up then.
+class OrderedReader {
+ public:
+  explicit OrderedReader(PyObject* dict) : dict_(dict) {}
+
+  // Returns the value of a key, borrowed, or null.
+  PyObject* find(PyObject* key) {
+    if (is_at_key_) has_entry_ = PyDict_Next(dict_, &position_, &key_, &value_);
+    is_at_key_ = has_entry_ && key_ == key;
+    if (is_at_key_) return value_;
+    PyObject* const value = PyDict_GetItemWithError(dict_, key);
+    if (!value && PyErr_Occurred()) throw py::error_already_set();
+    return value;
+  }
+
+ private:
+  PyObject* dict_;
+  PyObject *key_ = nullptr, *value_ = nullptr;
+  Py_ssize_t position_ = 0;
+  bool is_at_key_ = true, has_entry_ = true;
+};
 
 PyObject* local_state(PyObject* object, const Sharding& sharding) {
   if (!object || !is_dtensor(object) || !(sharding_of(object) == sharding)) return nullptr;
@@ -100,14 +115,9 @@ ParamTable::ParamTable(py::handle param_groups, py::handle state)
 void ParamTable::find_states(PyObject* state) {
   TORCH_CHECK_TYPE(PyDict_Check(state), "an optimizer's state must be a dict, got ",
                    Py_TYPE(state)->tp_name);
-  // The order of the entries is most often the order of the parameters: no hash is computed then.
-  PyObject *key, *value;
-  Py_ssize_t position = 0;
-  bool is_read = true, has_entry = true;
+  OrderedReader states(state);
   for (PyObject* const param : params_.all()) {
-    if (is_read) has_entry = PyDict_Next(state, &position, &key, &value);
-    is_read = has_entry && key == param;
-    PyObject* const entry = is_read ? value : entry_of(state, param);
+    PyObject* const entry = states.find(param);
     dicts_.push_back(entry && PyDict_Check(entry) ? entry : nullptr);
   }
 }
@@ -150,14 +160,17 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<Stat
     row.tensors[kParam] = row.param;
     row.tensors[kGrad] = &grad;
     StateObjects objects{};
-    for (size_t k = 0; dicts && dicts[i] && k < needed.size(); ++k)
-      objects[k] = entry_of(dicts[i], needed[k].name.ptr());
+    if (dicts && dicts[i]) {
+      OrderedReader state(dicts[i]);
+      for (size_t k = 0; k < needed.size(); ++k) objects[k] = state.find(needed[k].name.ptr());
+    }
     bool found = true;
     if (local != params[i]) {
       if (const char* why = localize(params[i], needed, row, objects, found))
         return refused(i, "", why);
     }
     found &= find_state(row, objects, needed);
+    if (found && missing.empty() && visit(row, /*is_checked=*/false)) continue;
     if (!device_) device_ = row.param->device();
     if (const char* why = why_not_param(*row.param, *device_)) return refused(i, "", why);
     if (const char* why = why_not_grad(*row.tensors[kGrad], *device_))
@@ -165,7 +178,7 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<Stat
     if (!found || !is_usable(row)) {
       missing.append(py::handle(params[i]));
     } else if (missing.empty()) {
-      visit(row);
+      visit(row, /*is_checked=*/true);
     }
   }
   return std::nullopt;

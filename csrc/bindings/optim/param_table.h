@@ -47,13 +47,13 @@ class ParamTable {
 
   // Reads the parameters of a group that have gradients, and the states of these names. Returns why
   // kernels do not serve them, or none. Visits each row at once, while its tensors are in the
-  // processor's cache.
+  // processor's cache: first unchecked, then checked unless the visitor has taken it.
   //
   // `missing` receives the parameters with a state that is missing or not as kernels need it. No
   // more rows are visited then. Kernels need a `step` that is a float32 number on the parameter's
   // device, and other states in the order of the parameter's elements. The gradient and the states
   // of a DTensor must have its placements.
-  using Visit = c10::function_ref<void(const ParamRow&)>;
+  using Visit = c10::function_ref<bool(const ParamRow&, bool is_checked)>;
   std::optional<std::string> read(size_t group, const std::vector<State>& needed,
                                   pybind11::list& missing, Visit visit);
 

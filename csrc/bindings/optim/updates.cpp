@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
@@ -14,6 +15,11 @@
 namespace amp_ext {
 
 namespace {
+
+// Returns whether another tensor may have the same memory.
+bool is_shared(const at::Tensor& tensor) {
+  return tensor.has_storage() && tensor.storage().use_count() != 1;
+}
 
 bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
@@ -55,6 +61,7 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
                         (!ref.copy || (is_half(ref.copy_dtype) && ref.param_dtype == DType::f32)) &&
                         (!ref.max_exp_avg_sq || of_max == ref.exp_avg_sq_dtype);
   if (!is_plain) refs_.pop_back();
+  shares_grads_ |= is_shared(*tensors[kGrad]);
   return is_plain;
 }
 
@@ -106,6 +113,7 @@ void Updates::add_checked(const UpdateTensors& tensors) {
     data[role] = checked_memory(op_, item, tensor, Access::write).data();
   }
   const at::Tensor& grad = *tensors[kGrad];
+  shares_grads_ |= is_shared(grad);
   if (param.numel() > 0 && (grad._is_zerotensor() || grad.is_neg() ||
                             !grad.is_non_overlapping_and_dense() || !same_order(grad, param))) {
     const at::NoGradGuard no_grad;
@@ -148,13 +156,15 @@ StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
           static_cast<float>(scalars.max_norm.value_or(INFINITY))};
 }
 
-void Updates::check_apart() const {
+void Updates::check_apart(bool scalars_only) const {
   std::vector<MemoryUse> uses = other_uses_;
-  uses.reserve(uses.size() + kRoles * refs_.size());
+  if (!scalars_only) uses.reserve(uses.size() + kRoles * refs_.size());
   for (size_t i = 0; i < refs_.size(); ++i) {
     const UpdateRef& u = refs_[i];
     const auto add = [&](Role role, const void* data, DType dtype, int64_t numel) {
       const MemoryRange range(data, numel * size_of(dtype));
+      const auto meets = [&](const MemoryUse& other) { return range.overlaps(other.range); };
+      if (scalars_only && std::ranges::none_of(other_uses_, meets)) return;
       if (data) uses.push_back({range, names_[role], static_cast<int64_t>(i), role != kGrad});
     };
     add(kParam, u.param, u.param_dtype, u.numel);
