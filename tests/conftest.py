@@ -1,7 +1,5 @@
 """Set up every test: reproducible random numbers, and NaN in memory without a value."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

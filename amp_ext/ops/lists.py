@@ -30,8 +30,8 @@ from amp_ext.ops._op import Case, cases, op
 
 __all__ = ["unscale_", "check_finite", "grad_norm", "update_scale_", "cast_"]  # noqa: RUF022
 
-FLT_MIN = torch.finfo(torch.float32).tiny
-"""The smallest normal float32 number: the floor of the scale when no min_scale is given."""
+FLT_MIN, FLT_MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+"""The limits of normal float32 numbers, and of the scale when no others are given."""
 
 
 @op("grads", "found_inf")
@@ -303,7 +303,7 @@ def update_scale_(
         if is_due:
             growth_tracker.zero_()
             larger = _product(scale, growth_factor)
-            ceiling = math.inf if max_scale is None else max_scale
+            ceiling = math.inf if max_scale is None else min(max_scale, FLT_MAX)
             if torch.isfinite(larger):
                 scale.copy_(torch.minimum(larger, scale.clamp(min=ceiling)))
     if next_step is not None:

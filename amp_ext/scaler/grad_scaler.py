@@ -54,13 +54,7 @@ from amp_ext.scaler.optimizers import (
     takes_scaler,
     zero_new_momenta,
 )
-from amp_ext.scaler.processes import (
-    Reduction,
-    check_split,
-    clip_as_torch,
-    is_distributed,
-    is_flattened,
-)
+from amp_ext.scaler.processes import Reduction, check_split, clip_as_torch, is_distributed
 from amp_ext.scaler.state import ScalerState
 from amp_ext.scaler.step_state import StepState
 
@@ -546,6 +540,6 @@ class GradScaler(ScalerState):
         # torch reduces over the meshes of DTensors.
         found_infs = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         if reduction is not None:
-            is_fsdp = any(map(is_flattened, params_of(optimizer)))
+            is_fsdp = any(hasattr(p, "_fsdp_flattened") for p in params_of(optimizer))
             reduction(found_infs, ["fsdp" if is_fsdp else None], None)
         return found_infs

@@ -127,16 +127,11 @@ def is_distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def is_flattened(param: Tensor) -> bool:
-    """Return whether FSDP1 has flattened a parameter."""
-    return hasattr(param, "_fsdp_flattened")
-
-
 def is_split(param: Tensor) -> bool:
-    """Return whether FSDP1 has split a parameter, as without NO_SHARD."""
-    whole = getattr(param, "_unpadded_unsharded_size", None)
-    # A part is flat.
-    return param.dim() == 1 if whole is None else param.numel() < whole.numel()
+    """Return whether FSDP1 has split a parameter that it has flattened, as without NO_SHARD."""
+    # FSDP1 pads split parameters only. Its original parameters are flat where they are split.
+    is_flat_parameter = hasattr(param, "_unpadded_unsharded_size")
+    return hasattr(param, "_padded_unsharded_size") if is_flat_parameter else param.dim() == 1
 
 
 def _replicas(sharding: Sharding) -> int:
@@ -154,7 +149,8 @@ def check_split(optimizer: Any, is_expected: bool) -> None:
     nothing, so it expects whole ones.
     """
     if is_distributed() and any(
-        is_flattened(p) and is_split(p) is not is_expected for p in params_of(optimizer)
+        hasattr(param, "_fsdp_flattened") and is_split(param) is not is_expected
+        for param in params_of(optimizer)
     ):
         raise RuntimeError(
             "GradScaler.clip_grad_norm_: parameters of FullyShardedDataParallel: expected split "

@@ -1,6 +1,6 @@
 """Keep the state of one optimizer between two updates of the scaler."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Reversible
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class StepState(dict[str, Any]):
     above_limit: Tensor | None = None
     skipped: bool | None = None
     sharers: "tuple[StepState, ...]" = ()
-    unscaled_grads: dict[int, Tensor | None] | None = None
+    unscaled_grads: dict[int, Tensor] | None = None
 
     def __init__(self) -> None:
         super().__init__(stage=OptState.READY, found_inf_per_device={})
@@ -77,33 +77,41 @@ class StepState(dict[str, Any]):
 
     def record_unscaled(self) -> None:
         """Record the current gradients of parameters as unscaled."""
-        self.unscaled_grads = {id(param): param.grad for param in params_of(self.target())}
+        grads = {id(param): param.grad for param in params_of(self.target())}
+        self.unscaled_grads = {key: grad for key, grad in grads.items() if grad is not None}
 
     def record_step(self, optimizer: Any) -> None:
         """Record that a step has used gradients. Those written after it are of another loss."""
         if self.unscaled_grads is not None:
             self.stepped |= {id(param): _version_of(param.grad) for param in params_of(optimizer)}
 
-    def unscaled(self) -> set[int]:
-        """Return the ids of the parameters with unscaled gradients."""
+    def unscaled(self, replaced: Iterable[int]) -> set[int]:
+        """Return the ids of the parameters with unscaled gradients.
+
+        Until a step, those of ``replaced`` parameters may be in the place of the recorded ones:
+        users edit gradients, and FSDP1 makes its views anew.
+        """
         params = {id(param): param.grad for param in params_of(self.target())}
-        if self.unscaled_grads is None:
+        old = self.unscaled_grads
+        if old is None:
             return set(params)
-        kept = {key for key, grad in params.items() if grad is self.unscaled_grads.get(key)}
+        kept = {key for key, grad in params.items() if grad is old.get(key)}
+        if not self.stepped:
+            kept |= {key for key in replaced if key in old and params[key] is not None}
         written = {k for k, v in self.stepped.items() if k in kept and v != _version_of(params[k])}
         return kept - written
 
-    def find_sharers(self, states: Iterable["StepState"]) -> list[Tensor]:
+    def find_sharers(self, states: "Reversible[StepState]") -> list[Tensor]:
         """Set ``sharers``, and return the parameters whose gradients none of them has unscaled."""
         target, sharers, left = self.target(), [], None
-        for state in states:
+        for state in reversed(states):
             other = state.target()
             shares = isinstance(target, Parameters) or isinstance(other, Parameters)
             if not shares or other is None or state["stage"] is OptState.READY:
                 continue
             if left is None:
                 params = left = {id(param): param for param in params_of(target)}
-            unscaled = state.unscaled()
+            unscaled = state.unscaled(() if isinstance(target, Parameters) else left)
             if not unscaled.isdisjoint(params):
                 state.require_clippable(is_shared=True)
                 sharers.append(state)

@@ -3,8 +3,6 @@
 python tests/autocast/threads_program.py COUNT
 """
 
-from __future__ import annotations
-
 import faulthandler
 import random
 import sys

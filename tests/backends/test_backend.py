@@ -1,7 +1,5 @@
 """Test set_backend and AMP_EXT_BACKEND: a device's backend, and errors without one."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Test the choice of a call's backend: once, before any operand is copied."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile

@@ -3,8 +3,6 @@
 The tests call CUDA's functions in one process; no test leaves an error behind.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

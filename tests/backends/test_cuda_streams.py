@@ -4,8 +4,6 @@ The tests use several streams, threads, devices and graphs. The fake CUDA runtim
 varies the order of operations as a GPU may.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -1,7 +1,5 @@
 """Test that the fake CUDA runtime is as asynchronous and strict as it claims."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 

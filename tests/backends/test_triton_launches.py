@@ -1,7 +1,5 @@
 """Record the arguments of Triton launches on the fake CUDA runtime without computing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

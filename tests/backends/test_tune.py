@@ -1,7 +1,5 @@
 """Test amp_ext.tune() and products by its table."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Test the last barrier of an optimizer's kernel: without it, the PTX executor finds a race."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

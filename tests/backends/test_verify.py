@@ -1,7 +1,5 @@
 """Test that kernels are verified before their first use, and wrong ones do not run."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

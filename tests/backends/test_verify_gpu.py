@@ -1,7 +1,5 @@
 """Test verification on a GPU or the fake CUDA runtime, each test in its own process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

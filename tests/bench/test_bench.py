@@ -1,7 +1,5 @@
 """Test bench/run.py: every op has measurements, and a wrong result has no ratio."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

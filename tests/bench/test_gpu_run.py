@@ -1,7 +1,5 @@
 """Test that `make gpu` keeps its budget and results, and that a rehearsal runs whole."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

@@ -1,7 +1,5 @@
 """Test what is computed from ledgers: docs/measuring.md, and the comparison with a commit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

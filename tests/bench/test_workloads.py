@@ -1,7 +1,5 @@
 """Test that the seed programs and the demo train in every kind of precision."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Both are kept in build/cudasim under the hash of all that they depend on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

@@ -4,8 +4,6 @@ The runtime replaces libcudart and the driver under torch's CUDA build. Kernels 
 folder; torch's own operators run its CPU kernels.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

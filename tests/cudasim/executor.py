@@ -1,7 +1,5 @@
 """Load PTX and launch its kernels, from Python."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

@@ -4,8 +4,6 @@ Nothing is compiled: a fork decodes one kernel again, with another statement. It
 wrong result, fault or race.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import gc

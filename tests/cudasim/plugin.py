@@ -1,7 +1,5 @@
 """Attribute each fault of an operation to the test that issued it."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Generator
 

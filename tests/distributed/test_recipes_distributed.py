@@ -3,8 +3,6 @@
 All processes skip together, and the loss falls. test_scaler.py compares with one process.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys

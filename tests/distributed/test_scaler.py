@@ -5,8 +5,6 @@ the few steps are exact: without a clip, parameters are bit-equal. The coefficie
 differ by the roundings of a norm, 2**-23; three steps multiply it less than a thousandfold.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
@@ -373,6 +371,16 @@ def fsdp1_without_shards() -> None:
         scaler.unscale_(optimizer)
         expected = torch.cat([grad.flatten() / SCALE for grad in before]).norm()
         torch.testing.assert_close(net.clip_grad_norm_(1.0), expected)
+
+
+@CASES.add
+def fsdp1_of_one_element() -> None:
+    """One process has the only element, and the others padding."""
+    layer = nn.Linear(1, 1, bias=False)
+    net = FullyShardedDataParallel(layer, device_id=torch.device(DEVICE))
+    scaler = amp_ext.GradScaler(DEVICE, init_scale=SCALE)
+    scaler.scale(net(torch.ones(2, 1, device=DEVICE)).sum()).backward()
+    assert scaler.clip_grad_norm_(sgd(net.parameters()), 1.0).item() == 2.0
 
 
 # ---- Apex's amp ----------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Test README: the output of its program, and its figures against the ledgers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from statistics import geometric_mean

@@ -130,6 +130,16 @@ def test_backward_frees_operands(name: str) -> None:
     assert operand() is None
 
 
+def test_gradient_of_a_bias_of_one_element() -> None:
+    """Threads of a sum to one element do not round their parts to the bias's dtype."""
+    a, b = torch.ones(1 << 16, 1, dtype=BF16), torch.ones(1, 1, dtype=BF16)
+    bias = torch.zeros(1, dtype=BF16, requires_grad=True)
+    grad = torch.full((1 << 16, 1), -0.0078125, dtype=BF16)
+    grad[: 1 << 15], grad[0] = 0.0078125, 1.0
+    ops.gemm(a, b, bias=bias).backward(grad)
+    assert bias.grad.item() == 1 - 0.0078125
+
+
 @against_oracle
 def test_gemm_accumulate_is_not_differentiable(executor: Executor) -> None:
     """A tensor that requires a gradient is an error unless the call is under no_grad."""

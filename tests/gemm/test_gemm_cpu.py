@@ -127,3 +127,12 @@ def test_alpha_scales_the_sum(
     expected = total + scaled
     ops.gemm_accumulate_(total, a, b, alpha=alpha)
     torch.testing.assert_close(total, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("columns", [64, 37])
+def test_rows_of_a_result_far_apart(columns: int) -> None:
+    """A library that addresses blocks of the result by 32 bits does not compute into it."""
+    c = torch.empty(64, 1 << 23)[:, :columns].zero_()
+    a, b = torch.ones(64, 32, dtype=torch.bfloat16), torch.ones(32, columns, dtype=torch.bfloat16)
+    ops.gemm_accumulate_(c, a, b)
+    assert torch.equal(c, torch.full_like(c, 32.0))

@@ -11,8 +11,6 @@ Each call is printed to stderr before it is made: after a crash, it is the last 
     python tests/integration/test_hostile_calls.py 1 200 100
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random
@@ -91,7 +89,7 @@ class Wrapper(Tensor):
     """A subclass that holds another tensor and hands every op on to it."""
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> Wrapper:
+    def __new__(cls, held: Tensor) -> "Wrapper":
         self = Tensor._make_wrapper_subclass(cls, held.shape, held.stride(), dtype=held.dtype)
         self.held = held
         return self

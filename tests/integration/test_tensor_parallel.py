@@ -192,4 +192,16 @@ for region in REGIONS:
     case(layers, region)
 
 
+@case
+def a_column_of_one_rank(mesh: Any) -> None:
+    """The bias of a single output is on one rank, and so is its gradient."""
+    x, nets = integers(16, 4, 8), [nn.Linear(8, 1), nn.Linear(8, 1)]
+    tp.parallelize_module(nets[1], mesh, tp.ColwiseParallel())
+    for net in nets:
+        with amp_ext.autocast("cpu", torch.float16):
+            net(x).sum().backward()
+    grads = [[whole(p.grad) for p in net.parameters()] for net in nets]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*grads, strict=True))
+
+
 errors, test_two_ranks = on_ranks(__name__, CASES, 2)

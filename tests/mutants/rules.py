@@ -1,7 +1,5 @@
 """Find places of C++ and Python sources to break, and put a run-time switch into each place."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ class Mutant(NamedTuple):
     def name(self) -> str:
         return f"{self.path}:{self.line}:{self.column}: {self.edit}:"
 
-    def overlaps(self, other: Mutant) -> bool:
+    def overlaps(self, other: "Mutant") -> bool:
         return self.path == other.path and self.start < other.end and other.start < self.end
 
 

@@ -9,8 +9,6 @@ failure. The script prints a line for each mutant. Some survivors change nothing
 program can see; others need more tests (--each), or tests that are left out here.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import mmap

@@ -15,8 +15,6 @@ How the allowed deviations are kept out of the comparison:
     takes for a tensor; that step is left out here (see test_gradients_that_come_too_late).
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Calls that autocast routes to amp_ext's GEMM, and a recorder of calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple

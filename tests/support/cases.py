@@ -1,7 +1,5 @@
 """Inputs for the conformance tests: every memory layout, bit pattern and edge; and comparisons."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

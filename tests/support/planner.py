@@ -3,8 +3,6 @@
 Needs a C++ compiler, but no GPU, no CUDA toolkit and no amp_ext.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

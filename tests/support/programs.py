@@ -1,7 +1,5 @@
 """Run a program of Python in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

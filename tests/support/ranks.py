@@ -1,7 +1,5 @@
 """Cases that processes connected by gloo run together."""
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import traceback

@@ -3,8 +3,6 @@
 python tests/support/small_case.py [--device cuda]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

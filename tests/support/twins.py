@@ -1,7 +1,5 @@
 """One script through amp_ext.GradScaler and torch.amp.GradScaler, and the two outcomes compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -87,7 +85,7 @@ class Wrapped(Tensor):
     """A tensor subclass around a plain tensor."""
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Wrapped:
+    def __new__(cls, inner: Tensor) -> "Wrapped":
         return torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, dtype=inner.dtype, strides=inner.stride()
         )

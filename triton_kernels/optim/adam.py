@@ -59,7 +59,7 @@ def _update_entry(tensor, entry, begin, count, state, arguments):
         (1.0 - beta2).to(tl.float32),
     )
     factors = (unscale, clip, l2, rates, inv_root, eps.to(tl.float32), keep, step_size)
-    rounding = (is_stochastic, update.noise_seed(t, tensor), begin)
+    rounding = (is_stochastic, update.noise_seed(t, entry), begin)
 
     dtypes = number(tl.load(entry + update.DTYPES_WORD))
     second = (dtypes >> 24) & 0xFF

@@ -49,7 +49,7 @@ def _update_entry(tensor, entry, begin, count, state, arguments):
     step = number(tl.load(entry + update.STEP_WORD))
     done = tl.load(pointer(step, tl.float32), mask=step != 0, other=0.0)
     t = tl.where(step != 0, update.update_number(done), 0)
-    rounding = (is_stochastic, update.noise_seed(t, tensor), begin)
+    rounding = (is_stochastic, update.noise_seed(t, entry), begin)
 
     dtypes = number(tl.load(entry + update.DTYPES_WORD))
     tensors = (

@@ -53,11 +53,10 @@ class Copies final : public c10::BackendMeta {
   at::Tensor of(const at::Tensor& leaf, at::ScalarType type) {
     const Key key{leaf.unsafeGetTensorImpl(), type};
     // A kept copy serves while its original is unchanged.
-    if (const auto kept = find(key); kept && kept->original.is(leaf)) return kept->copy;
-    const Original original(leaf);
-    auto entry =
-        std::make_shared<const Entry>(original, with_gradient_edge(leaf, copy_of(leaf, type)));
-    const at::Tensor copy = entry->copy;
+    if (const auto kept = find(key); kept && kept->is_of(leaf)) return kept->copy;
+    const auto made = std::make_shared<Entry>(leaf);
+    const at::Tensor copy = made->copy = with_gradient_edge(leaf, copy_of(leaf, type));
+    std::shared_ptr<const Entry> entry = made;
     const std::lock_guard<std::mutex> lock(mutex_);
     copies_[key].swap(entry);
     return copy;
@@ -65,14 +64,14 @@ class Copies final : public c10::BackendMeta {
 
  private:
   using Key = std::pair<c10::TensorImpl*, at::ScalarType>;
-  // The original's version and memory. A traced tensor's storage has none: data is null. The weak
-  // reference keeps the storage's address from becoming another's.
-  struct Original {
-    explicit Original(const at::Tensor& leaf)
+  // A copy, and its original's version and memory. A traced tensor's storage has none: data is
+  // null. The weak reference keeps the storage's address from becoming another's.
+  struct Entry {
+    explicit Entry(const at::Tensor& leaf)
         : storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(leaf))),
           data(data_of(leaf)),
           version(leaf._version()) {}
-    bool is(const at::Tensor& now) const {
+    bool is_of(const at::Tensor& now) const {
       return storage._unsafe_get_target() == storage_of(now) && data == data_of(now) &&
              version == now._version();
     }
@@ -88,9 +87,6 @@ class Copies final : public c10::BackendMeta {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     const void* data;
     uint32_t version;
-  };
-  struct Entry {
-    Original original;
     at::Tensor copy;
   };
 

@@ -1,4 +1,4 @@
-// Chooses the backend of a call.
+// Chooses the backend of a call, and calls it.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "backends/backends.h"
+#include "backends/services.h"
 #include "backends/table.h"
 
 namespace amp_ext {
@@ -156,6 +157,20 @@ std::vector<const Backend*> gemm_candidates(c10::Device device, const GemmArgs& 
   if (device.is_cpu()) add(&cpu_backend());
   if (device.is_cuda() && triton) add(&triton_backend());
   return candidates;
+}
+
+void run(const char* op, const Backend& backend, c10::Device device,
+         c10::function_ref<Status(Services&)> launch) {
+  Status status;
+  if (device.is_cpu()) {
+    TorchServices services(device);
+    status = launch(services);
+  } else {
+    status = run_on_cuda(device, launch);
+  }
+  if (status == Status::ok) return;
+  const std::string more = backend.last_error();
+  TORCH_CHECK(false, op, ": ", text(status), more.empty() ? "" : ": ", more);
 }
 
 }  // namespace amp_ext

@@ -57,10 +57,13 @@ struct Addend {
       for (int64_t d = 0; d < grad.dim(); ++d) {
         if (d < lead || (sizes[d - lead] == 1 && grad.sym_size(d) != 1)) dims.push_back(d);
       }
-      // torch adds 16-bit elements in FP32; on a CPU it would copy them for an FP32 result.
-      const at::ScalarType sums =
-          factor == 1 && type == grad.scalar_type() ? type : wide(grad.scalar_type());
-      result = at::sum(grad, dims, /*keepdim=*/true, sums).view_symint(sizes);
+      // torch adds 16-bit elements in FP32; on a CPU it would copy them for an FP32 result. For a
+      // result of one element it rounds the sum of each thread.
+      const bool is_rounded_once =
+          factor == 1 && type == grad.scalar_type() && c10::multiply_integers(sizes) != 1;
+      const at::ScalarType sums = is_rounded_once ? type : wide(grad.scalar_type());
+      result = at::sum(grad, dims, /*keepdim=*/true, sums);
+      for (int64_t d = 0; d < lead; ++d) result = result.squeeze(0);
     }
     if (factor != 1) result = result.to(wide(type)).mul(factor);
     return result.to(type);

@@ -45,10 +45,10 @@ struct UpdateCall {
       UpdateTensors tensors;
       for (int role = 0; role < kRoles; ++role)
         tensors[role] = lists[role].empty() ? nullptr : &lists[role][i];
-      updates.add(tensors);
+      updates.add(tensors, i);
     }
     const StepScalars step_scalars = updates.add_scalars(scalars);
-    updates.check_apart();
+    check_overlap(Op::kOp, updates.uses());
     amp_ext::run(Op::kOp, *device, Op::kLaunch,
                  typename Op::Args{updates.list(), options, step_scalars});
     for (int role = 0; role < kRoles; ++role) {

@@ -74,37 +74,32 @@ class Updates {
   // memory that has not been freed; a step has one element, all others the parameter's shape. The
   // parameter is dense; written tensors have its order and are not negated. Parameters and moments
   // are fp32, fp16 or bf16, a step is fp32, and a copy has 16 bits and an fp32 parameter. A
-  // gradient in another order, or negated, is copied.
-  void add(const UpdateTensors& tensors) {
-    if (!add_plain(tensors)) add_checked(tensors);
+  // gradient in another order, or negated, is copied. `number` is for stochastic rounding.
+  void add(const UpdateTensors& tensors, size_t number) {
+    if (!add_plain(tensors, number)) add_checked(tensors, number);
   }
 
   // Appends contiguous tensors of the kinds that the last parameter had, at a fraction of the cost.
-  // Returns false, and does nothing, for others.
-  bool add_plain(const UpdateTensors& tensors);
+  // Returns false, and appends nothing, for others.
+  bool add_plain(const UpdateTensors& tensors, size_t number);
+  void add_checked(const UpdateTensors& tensors, size_t number);
 
   // Checks the scalars.
   StepScalars add_scalars(const ScalarTensors& scalars);
 
-  // Throws where memory that is written overlaps anything else. Call it after all tensors and
-  // scalars have been added. With `scalars_only`, the tensors are known not to overlap.
-  void check_apart(bool scalars_only = false) const;
+  // Returns the memory of all tensors and scalars. What is written must overlap nothing else.
+  std::vector<MemoryUse> uses() const;
 
   // Returns whether list() shows copies of gradients in the place of their own memory.
   bool has_copies() const { return !gathered_.empty(); }
-  // Returns whether other tensors may have the memory of a gradient.
-  bool shares_grads() const { return shares_grads_; }
   UpdateList list() const { return {refs_.data(), static_cast<int64_t>(refs_.size())}; }
   at::Device device() const { return device_; }
 
  private:
-  void add_checked(const UpdateTensors& tensors);
-
   const char* op_;
   const RoleNames& names_;
   at::Device device_;
   bool records_gradients_ = at::GradMode::is_enabled();
-  bool shares_grads_ = false;
   std::vector<UpdateRef> refs_;
   std::vector<MemoryUse> other_uses_;  // scalars, and dense gradients that were copied
   c10::DispatchKeySet plain_keys_;     // of a strided tensor that is stored as it is

@@ -39,26 +39,26 @@ bool is_usable(const ParamRow& row) {
                    step->device() == param.device());
 }
 
-// Reads a dict by keys that are most often in the order of its entries: no hash is looked up then.
+// Reads a dict by keys that most often come in the order of its entries, and then hashes none. A
+// key in another place ends that.
 class OrderedReader {
  public:
   explicit OrderedReader(PyObject* dict) : dict_(dict) {}
 
   // Returns the value of a key, borrowed, or null.
   PyObject* find(PyObject* key) {
-    if (is_at_key_) has_entry_ = PyDict_Next(dict_, &position_, &key_, &value_);
-    is_at_key_ = has_entry_ && key_ == key;
-    if (is_at_key_) return value_;
-    PyObject* const value = PyDict_GetItemWithError(dict_, key);
+    PyObject *next = nullptr, *value = nullptr;
+    is_ordered_ = is_ordered_ && PyDict_Next(dict_, &position_, &next, &value) && next == key;
+    if (is_ordered_) return value;
+    value = PyDict_GetItemWithError(dict_, key);
     if (!value && PyErr_Occurred()) throw py::error_already_set();
     return value;
   }
 
  private:
   PyObject* dict_;
-  PyObject *key_ = nullptr, *value_ = nullptr;
   Py_ssize_t position_ = 0;
-  bool is_at_key_ = true, has_entry_ = true;
+  bool is_ordered_ = true;
 };
 
 PyObject* local_state(PyObject* object, const Sharding& sharding) {
@@ -140,7 +140,9 @@ bool ParamTable::find_state(ParamRow& row, const StateObjects& objects,
 }
 
 std::optional<std::string> ParamTable::read(size_t group, const std::vector<State>& needed,
-                                            py::list& missing, Visit visit) {
+                                            py::list& missing,
+                                            c10::function_ref<bool(const ParamRow&)> add_plain,
+                                            c10::function_ref<void(const ParamRow&)> add) {
   TORCH_INTERNAL_ASSERT(needed.size() <= kRoles);
   const size_t first = params_.first(group), count = params_.size(group);
   PyObject* const* const params = params_.all().data() + first;
@@ -156,7 +158,7 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<Stat
     if (!local) return refused(i, "", "is a tensor subclass");
     const at::Tensor& grad = THPVariable_Unpack(params[i]).unsafeGetTensorImpl()->grad();
     if (!grad.defined()) continue;
-    ParamRow& row = rows_[group].emplace_back(first + i, &THPVariable_Unpack(local));
+    ParamRow& row = rows_[group].emplace_back(i, &THPVariable_Unpack(local));
     row.tensors[kParam] = row.param;
     row.tensors[kGrad] = &grad;
     StateObjects objects{};
@@ -170,7 +172,7 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<Stat
         return refused(i, "", why);
     }
     found &= find_state(row, objects, needed);
-    if (found && missing.empty() && visit(row, /*is_checked=*/false)) continue;
+    if (found && missing.empty() && add_plain(row)) continue;
     if (!device_) device_ = row.param->device();
     if (const char* why = why_not_param(*row.param, *device_)) return refused(i, "", why);
     if (const char* why = why_not_grad(*row.tensors[kGrad], *device_))
@@ -178,18 +180,17 @@ std::optional<std::string> ParamTable::read(size_t group, const std::vector<Stat
     if (!found || !is_usable(row)) {
       missing.append(py::handle(params[i]));
     } else if (missing.empty()) {
-      visit(row, /*is_checked=*/true);
+      add(row);
     }
   }
   return std::nullopt;
 }
 
 std::optional<std::string> ParamTable::why_not_together(size_t group) const {
-  const size_t first = params_.first(group);
   std::vector<MemoryUse> uses;
   for (const ParamRow& row : rows_[group]) {
     const MemoryRange range(row.param->const_data_ptr(), static_cast<int64_t>(row.param->nbytes()));
-    uses.push_back({range, "params", static_cast<int64_t>(row.index - first), true});
+    uses.push_back({range, "params", static_cast<int64_t>(row.number), true});
   }
   const std::optional<Overlap> found = find_overlap(std::move(uses));
   if (!found) return std::nullopt;

@@ -5,8 +5,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <array>
-#include <cstring>
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -48,19 +47,49 @@ double learning_rate(py::handle lr, at::Device device, ScalarTensors& scalars) {
   return 0;
 }
 
-// The tensors and scalars of a group's last step, which overlap nothing. The same ones are not
-// checked again: a check takes 0.2 us a parameter.
-struct Apart {
-  std::vector<UpdateRef> refs;
-  std::array<const float*, 4> scalars{};
-
-  // Returns whether the tensors are those of `list`. Gradients without shared memory may be
-  // anywhere: training most often makes them anew.
-  bool has(const UpdateList& list, bool shares_grads) {
-    if (static_cast<int64_t>(refs.size()) != list.size) return false;
-    for (int64_t i = 0; !shares_grads && i < list.size; ++i) refs[i].grad = list.refs[i].grad;
-    return std::memcmp(list.refs, refs.data(), refs.size() * sizeof(UpdateRef)) == 0;
+// The tensors of a group's last step, which overlap nothing. The same ones are not checked again: a
+// check takes 0.2 us a parameter.
+class Apart {
+ public:
+  void keep(const UpdateList& list, const std::vector<MemoryUse>& uses) {
+    refs_.assign(list.refs, list.refs + list.size);
+    written_.clear();
+    for (const MemoryUse& use : uses) {
+      if (use.is_written && use.index >= 0) written_.push_back(use.range);
+    }
+    std::ranges::sort(written_, {}, &MemoryRange::begin);
   }
+
+  // Returns whether a step has these tensors, but for gradients, which training most often makes
+  // anew, and its gradients and scalars are apart from all else.
+  bool has(const UpdateList& list, const StepScalars& scalars) const {
+    if (static_cast<int64_t>(refs_.size()) != list.size) return false;
+    const MemoryRange flag = range_of(scalars.found_inf);
+    for (int64_t i = 0; i < list.size; ++i) {
+      UpdateRef ref = list.refs[i];
+      const MemoryRange grad(ref.grad, ref.numel * size_of(ref.grad_dtype));
+      const bool has_moved = ref.grad != refs_[i].grad;
+      ref.grad = refs_[i].grad;
+      if (!(ref == refs_[i]) || grad.overlaps(flag) || (has_moved && is_written(grad)))
+        return false;
+    }
+    for (const float* const read : {scalars.lr, scalars.inv_scale, scalars.norm}) {
+      if (is_written(range_of(read)) || range_of(read).overlaps(flag)) return false;
+    }
+    return !is_written(flag);
+  }
+
+ private:
+  static MemoryRange range_of(const float* scalar) {
+    return scalar ? MemoryRange(scalar, sizeof(float)) : MemoryRange();
+  }
+  bool is_written(const MemoryRange& range) const {
+    const auto next = std::ranges::lower_bound(written_, range.end, {}, &MemoryRange::begin);
+    return next != written_.begin() && next[-1].overlaps(range);
+  }
+
+  std::vector<UpdateRef> refs_;
+  std::vector<MemoryRange> written_;  // by address
 };
 
 // Returns whether a step releases the GIL: its launches run Python code, as the Triton kernels and
@@ -94,8 +123,8 @@ class Step {
     ParamTable table(param_groups);
     py::list none;
     for (size_t group = 0; group < table.groups(); ++group) {
-      if (auto why = table.read(group, {}, none, [](const ParamRow&, bool) { return false; }))
-        return why;
+      const auto take = [](const ParamRow&) { return false; };
+      if (auto why = table.read(group, {}, none, take, [](const ParamRow&) {})) return why;
       if (auto why = table.why_not_together(group)) return why;
     }
     return std::nullopt;
@@ -122,17 +151,19 @@ class Step {
     all.reserve(table.groups());
     for (size_t group = 0; group < table.groups(); ++group) {
       Updates* updates = nullptr;
-      const auto add = [&](const ParamRow& row, bool is_checked) {
-        if (!is_complete) return true;
-        if (!is_checked) return updates && updates->add_plain(row.tensors);
+      const auto add_plain = [&](const ParamRow& row) {
+        return is_complete && updates && updates->add_plain(row.tensors, row.number);
+      };
+      const auto add_checked = [&](const ParamRow& row) {
+        if (!is_complete) return;
         if (!updates) {
           updates = &all.emplace_back(Op::kOp, Op::kNames, table.device());
           updates->reserve(table.size(group));
         }
-        updates->add(row.tensors);
-        return true;
+        updates->add_checked(row.tensors, row.number);
       };
-      if (auto why = table.read(group, states_of(needed.at(group)), missing[group], add))
+      if (auto why = table.read(group, states_of(needed.at(group)), missing[group], add_plain,
+                                add_checked))
         return StepRefusal(*why);
       is_complete &= missing[group].empty();
       if (updates && is_complete) {
@@ -144,17 +175,12 @@ class Step {
             },
             groups.at(group));
         args.push_back({updates->list(), options, updates->add_scalars(own)});
-        const auto& [list, _, s] = args.back();
-        const std::array<const float*, 4> addresses{s.lr, s.found_inf, s.inv_scale, s.norm};
-        Apart& apart = apart_[group];
-        const bool is_known = !updates->has_copies() && apart.has(list, updates->shares_grads());
-        if (is_known && apart.scalars == addresses) continue;
-        if (!is_known) {
-          if (auto why = table.why_not_together(group)) return StepRefusal(*why);
-        }
-        updates->check_apart(/*scalars_only=*/is_known);
-        if (!is_known) apart.refs.assign(list.refs, list.refs + list.size);
-        apart.scalars = addresses;
+        const auto& [list, _, step_scalars] = args.back();
+        if (!updates->has_copies() && apart_[group].has(list, step_scalars)) continue;
+        if (auto why = table.why_not_together(group)) return StepRefusal(*why);
+        const std::vector<MemoryUse> uses = updates->uses();
+        check_overlap(Op::kOp, uses);
+        apart_[group].keep(list, uses);
       } else if (auto why = table.why_not_together(group)) {
         return StepRefusal(*why);
       }

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
@@ -16,16 +15,11 @@ namespace amp_ext {
 
 namespace {
 
-// Returns whether another tensor may have the same memory.
-bool is_shared(const at::Tensor& tensor) {
-  return tensor.has_storage() && tensor.storage().use_count() != 1;
-}
-
 bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
 }  // namespace
 
-[[gnu::flatten]] bool Updates::add_plain(const UpdateTensors& tensors) {
+[[gnu::flatten]] bool Updates::add_plain(const UpdateTensors& tensors, size_t number) {
   const at::TensorImpl* const param = tensors[kParam]->unsafeGetTensorImpl();
   const int64_t numel = param->numel();
   if (records_gradients_ || numel == 0) return false;
@@ -51,6 +45,7 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
   };
   UpdateRef& ref = refs_.emplace_back();
   ref.numel = numel;
+  ref.number = static_cast<uint32_t>(number);
   DType of_max{}, of_step{};
   const bool is_plain = take(kParam, ref.param, ref.param_dtype) &&
                         take(kGrad, ref.grad, ref.grad_dtype) &&
@@ -61,11 +56,10 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
                         (!ref.copy || (is_half(ref.copy_dtype) && ref.param_dtype == DType::f32)) &&
                         (!ref.max_exp_avg_sq || of_max == ref.exp_avg_sq_dtype);
   if (!is_plain) refs_.pop_back();
-  shares_grads_ |= is_shared(*tensors[kGrad]);
   return is_plain;
 }
 
-void Updates::add_checked(const UpdateTensors& tensors) {
+void Updates::add_checked(const UpdateTensors& tensors, size_t number) {
   const size_t index = refs_.size();
   const at::Tensor& param = *tensors[kParam];
   std::array<void*, kRoles> data{};
@@ -113,7 +107,6 @@ void Updates::add_checked(const UpdateTensors& tensors) {
     data[role] = checked_memory(op_, item, tensor, Access::write).data();
   }
   const at::Tensor& grad = *tensors[kGrad];
-  shares_grads_ |= is_shared(grad);
   if (param.numel() > 0 && (grad._is_zerotensor() || grad.is_neg() ||
                             !grad.is_non_overlapping_and_dense() || !same_order(grad, param))) {
     const at::NoGradGuard no_grad;
@@ -136,7 +129,8 @@ void Updates::add_checked(const UpdateTensors& tensors) {
                    .exp_avg_sq_dtype = dtypes[kExpAvgSq],
                    .copy_dtype = dtypes[kCopy],
                    .numel = param.numel(),
-                   .first_chunk = 0});
+                   .first_chunk = 0,
+                   .number = static_cast<uint32_t>(number)});
   if (!param.unsafeGetTensorImpl()->is_python_dispatch()) plain_keys_ = param.key_set();
 }
 
@@ -156,15 +150,13 @@ StepScalars Updates::add_scalars(const ScalarTensors& scalars) {
           static_cast<float>(scalars.max_norm.value_or(INFINITY))};
 }
 
-void Updates::check_apart(bool scalars_only) const {
+std::vector<MemoryUse> Updates::uses() const {
   std::vector<MemoryUse> uses = other_uses_;
-  if (!scalars_only) uses.reserve(uses.size() + kRoles * refs_.size());
+  uses.reserve(uses.size() + kRoles * refs_.size());
   for (size_t i = 0; i < refs_.size(); ++i) {
     const UpdateRef& u = refs_[i];
     const auto add = [&](Role role, const void* data, DType dtype, int64_t numel) {
       const MemoryRange range(data, numel * size_of(dtype));
-      const auto meets = [&](const MemoryUse& other) { return range.overlaps(other.range); };
-      if (scalars_only && std::ranges::none_of(other_uses_, meets)) return;
       if (data) uses.push_back({range, names_[role], static_cast<int64_t>(i), role != kGrad});
     };
     add(kParam, u.param, u.param_dtype, u.numel);
@@ -175,7 +167,7 @@ void Updates::check_apart(bool scalars_only) const {
     add(kCopy, u.copy, u.copy_dtype, u.numel);
     add(kStep, u.step, DType::f32, 1);
   }
-  check_overlap(op_, std::move(uses));
+  return uses;
 }
 
 }  // namespace amp_ext

@@ -13,8 +13,9 @@ namespace {
 // The most rows and columns of a block of the result.
 constexpr int64_t kBlock = 64;
 
-// Packed operands have a multiple of this many steps, the last ones 0: in each thread the library
-// generates and keeps code for each number of steps, extent of a block and stride of the result.
+// Packed operands have a multiple of this many steps, the last ones 0, and so has the stride of a
+// result: in each thread the library generates and keeps code for each number of steps, extent of a
+// block and stride. It addresses a block by 32 bits.
 constexpr int64_t kStepUnit = 16;
 
 // Elements between packed rows of a: rows a power of two apart would evict each other.
@@ -179,7 +180,8 @@ void multiply_task(const GemmArgs& g, const Part& part, int64_t steps, float* wo
 
 bool can_multiply_in_blocks(const GemmArgs& g, const Host& host) {
   return g.a.dtype == DType::bf16 && g.b.dtype == DType::bf16 && has_products_of(DType::bf16) &&
-         host.has_block_gemm() && layout_of(g.a, g.m, g.k).ld && layout_of(g.b, g.k, g.n).ld;
+         host.has_block_gemm() && layout_of(g.a, g.m, g.k).ld && layout_of(g.b, g.k, g.n).ld &&
+         g.out.row_stride < INT32_MAX / (kBlock * int64_t{sizeof(float)});
 }
 
 Plan plan_blocks(const GemmArgs& g, const Host& host) {
@@ -209,7 +211,7 @@ Plan plan_blocks(const GemmArgs& g, const Host& host) {
                }
              });
   };
-  return {most_rows, most_columns, tasks * task_floats, multiply};
+  return {most_rows, most_columns, tasks * task_floats, multiply, kStepUnit};
 }
 
 }  // namespace amp_ext::cpu

@@ -72,8 +72,9 @@ Plan plan_of(const GemmArgs& g, const Host& host) {
 }
 
 void multiply(const GemmArgs& g, Range batches, const Host& host) {
-  const auto [mb, nb, floats, multiply_part] = plan_of(g, host);
-  const bool direct = is_sum(g), adds = direct && adds_to_out(g);
+  const auto [mb, nb, floats, multiply_part, stride_unit] = plan_of(g, host);
+  const bool direct = is_sum(g) && g.out.row_stride % stride_unit == 0;
+  const bool adds = direct && adds_to_out(g);
   const int64_t ld_sums = round_up(nb, kLineUnit), sum_count = direct ? 0 : mb * ld_sums;
   float* const sums = host.workspace(sum_count + floats);
   float* const workspace = sums + sum_count;

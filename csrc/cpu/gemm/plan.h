@@ -37,6 +37,7 @@ struct Plan {
   int64_t columns;
   int64_t workspace;  // the floats that multiply() needs, the same at each call
   std::function<void(const Part&, float* workspace)> multiply;
+  int64_t stride_unit = 1;  // the row stride of c is a multiple of this
 };
 
 // Widens blocks to fp32 for the library's GEMM.

@@ -22,7 +22,6 @@ inline const char* element(const void* data, DType dtype, int64_t index) {
 
 // A piece of a ref: numel elements from `offset` on.
 struct Chunk {
-  int64_t ref;    // index in the list
   int64_t index;  // index of the chunk in the whole list
   int64_t offset;
   int64_t numel;
@@ -44,7 +43,7 @@ void for_each_chunk(const ListOf<Ref>& list, const Host& host, Body body) {
       int64_t k = begin > start ? chunk_count(begin - start) : 0;
       for (; k * kChunkElements < ref.numel && start + k * kChunkElements < end; ++k) {
         const int64_t offset = k * kChunkElements;
-        body(ref, Chunk{i, first_chunk + k, offset, std::min(kChunkElements, ref.numel - offset)});
+        body(ref, Chunk{first_chunk + k, offset, std::min(kChunkElements, ref.numel - offset)});
       }
       start += ref.numel;
       first_chunk += chunk_count(ref.numel);

@@ -13,7 +13,7 @@ Status CpuBackend::adam(const AdamArgs& args, Services&) const {
   const AdamFactors of_first = adam_factors(options, step, first);
   for_each_chunk(args.list, host_, [&](const UpdateRef& u, const Chunk& chunk) {
     const uint32_t update = update_number(*u.step);
-    const uint32_t key = options.stochastic_rounding ? key_of(update, chunk) : 0;
+    const uint32_t key = options.stochastic_rounding ? key_of(update, u, chunk) : 0;
     kernels.adam(u, chunk.offset, chunk.numel,
                  update == first ? of_first : adam_factors(options, step, update),
                  options.stochastic_rounding ? &key : nullptr);

@@ -14,9 +14,8 @@ inline bool leaves_out(const StepScalars& scalars) {
   return bad || is_skipped(scalars);
 }
 
-inline uint32_t key_of(uint32_t update, const Chunk& chunk) {
-  return noise_key(update, static_cast<uint32_t>(chunk.ref),
-                   static_cast<uint32_t>(chunk.offset / kChunkElements));
+inline uint32_t key_of(uint32_t update, const UpdateRef& u, const Chunk& chunk) {
+  return noise_key(update, u.number, static_cast<uint32_t>(chunk.offset / kChunkElements));
 }
 
 inline void advance_steps(const UpdateList& list) {

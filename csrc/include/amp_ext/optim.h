@@ -37,6 +37,9 @@ struct UpdateRef {
   DType copy_dtype;
   int64_t numel;
   uint32_t first_chunk;
+  uint32_t number;  // the parameter's place in its group, for stochastic rounding
+
+  friend bool operator==(const UpdateRef&, const UpdateRef&) = default;
 };
 
 using UpdateList = ListOf<UpdateRef>;
@@ -137,10 +140,10 @@ AMP_EXT_ARITHMETIC uint32_t mixed(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// Returns a key for the random bits of stochastic rounding. The bits depend only on the update's
-// number and on the indices of the tensor, of its chunk and of the element in the chunk.
-AMP_EXT_ARITHMETIC uint32_t noise_key(uint32_t update, uint32_t tensor, uint32_t chunk) {
-  return mixed(mixed(mixed(update) + tensor) + chunk);
+// Returns a key for the random bits of stochastic rounding. The bits depend only on the numbers of
+// the update and of the parameter, and on the indices of the chunk and of the element in it.
+AMP_EXT_ARITHMETIC uint32_t noise_key(uint32_t update, uint32_t number, uint32_t chunk) {
+  return mixed(mixed(mixed(update) + number) + chunk);
 }
 
 // Returns 32 random bits. With `pair` 0 the low half rounds the param and the high half exp_avg;

@@ -83,7 +83,6 @@ struct Share {
 // A block's current work: n elements of a chunk, beginning at element `offset` of the tensor.
 template <int kThreads>
 struct Span {
-  int tensor;  // index in the list
   uint32_t chunk;
   int64_t offset;
   int n;
@@ -116,7 +115,7 @@ __device__ void for_each_span(const Table& table, const Share& share, Body body)
     const int64_t left = entry.numel - offset;
     const int most = ((next < share.end ? next : share.end) - piece) * kPieceElements;
     if (left > 0)
-      body(entry, Span<kThreads>{i, chunk, offset, left < most ? static_cast<int>(left) : most});
+      body(entry, Span<kThreads>{chunk, offset, left < most ? static_cast<int>(left) : most});
     piece = next;
   }
 }

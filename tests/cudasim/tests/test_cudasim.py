@@ -1,7 +1,5 @@
 """Test the executor of PTX: its results, and the faults and races it finds."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
