@@ -31,7 +31,7 @@ from amp_ext.ops._op import Case, cases, op
 __all__ = ["unscale_", "check_finite", "grad_norm", "update_scale_", "cast_"]  # noqa: RUF022
 
 FLT_MIN, FLT_MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-"""The limits of normal float32 numbers, and of the scale when no others are given."""
+"""The least and the greatest normal float32 number: the limits of the scale without others."""
 
 
 @op("grads", "found_inf")
@@ -303,7 +303,7 @@ def update_scale_(
         if is_due:
             growth_tracker.zero_()
             larger = _product(scale, growth_factor)
-            ceiling = math.inf if max_scale is None else min(max_scale, FLT_MAX)
+            ceiling = FLT_MAX if max_scale is None else min(max_scale, FLT_MAX)
             if torch.isfinite(larger):
                 scale.copy_(torch.minimum(larger, scale.clamp(min=ceiling)))
     if next_step is not None:

@@ -129,7 +129,7 @@ def is_distributed() -> bool:
 
 def is_split(param: Tensor) -> bool:
     """Return whether FSDP1 has split a parameter that it has flattened, as without NO_SHARD."""
-    # FSDP1 pads split parameters only. Its original parameters are flat where they are split.
+    # Flat parameters have a padded size if they are split; original ones are vectors then.
     is_flat_parameter = hasattr(param, "_unpadded_unsharded_size")
     return hasattr(param, "_padded_unsharded_size") if is_flat_parameter else param.dim() == 1
 

@@ -85,11 +85,11 @@ class StepState(dict[str, Any]):
         if self.unscaled_grads is not None:
             self.stepped |= {id(param): _version_of(param.grad) for param in params_of(optimizer)}
 
-    def unscaled(self, replaced: Iterable[int]) -> set[int]:
+    def unscaled(self, replaceable: Iterable[int]) -> set[int]:
         """Return the ids of the parameters with unscaled gradients.
 
-        Until a step, those of ``replaced`` parameters may be in the place of the recorded ones:
-        users edit gradients, and FSDP1 makes its views anew.
+        Until a step, gradients of ``replaceable`` parameters count though they are other tensors
+        than the recorded ones: users edit gradients, and FSDP1 makes its views anew.
         """
         params = {id(param): param.grad for param in params_of(self.target())}
         old = self.unscaled_grads
@@ -97,14 +97,14 @@ class StepState(dict[str, Any]):
             return set(params)
         kept = {key for key, grad in params.items() if grad is old.get(key)}
         if not self.stepped:
-            kept |= {key for key in replaced if key in old and params[key] is not None}
+            kept |= {key for key in replaceable if key in old and params[key] is not None}
         written = {k for k, v in self.stepped.items() if k in kept and v != _version_of(params[k])}
         return kept - written
 
-    def find_sharers(self, states: "Reversible[StepState]") -> list[Tensor]:
+    def find_sharers(self, states: Reversible["StepState"]) -> list[Tensor]:
         """Set ``sharers``, and return the parameters whose gradients none of them has unscaled."""
         target, sharers, left = self.target(), [], None
-        for state in reversed(states):
+        for state in reversed(states):  # a replaced gradient is most likely of the latest one
             other = state.target()
             shares = isinstance(target, Parameters) or isinstance(other, Parameters)
             if not shares or other is None or state["stage"] is OptState.READY:

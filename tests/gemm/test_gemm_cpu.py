@@ -131,7 +131,7 @@ def test_alpha_scales_the_sum(
 
 @pytest.mark.parametrize("columns", [64, 37])
 def test_rows_of_a_result_far_apart(columns: int) -> None:
-    """A library that addresses blocks of the result by 32 bits does not compute into it."""
+    """A row stride beyond the library's offsets of 32 bits is no error."""
     c = torch.empty(64, 1 << 23)[:, :columns].zero_()
     a, b = torch.ones(64, 32, dtype=torch.bfloat16), torch.ones(32, columns, dtype=torch.bfloat16)
     ops.gemm_accumulate_(c, a, b)

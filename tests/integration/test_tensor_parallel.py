@@ -193,7 +193,7 @@ for region in REGIONS:
 
 
 @case
-def a_column_of_one_rank(mesh: Any) -> None:
+def one_output_of_two_ranks(mesh: Any) -> None:
     """The bias of a single output is on one rank, and so is its gradient."""
     x, nets = integers(16, 4, 8), [nn.Linear(8, 1), nn.Linear(8, 1)]
     tp.parallelize_module(nets[1], mesh, tp.ColwiseParallel())

@@ -72,7 +72,7 @@ def change_in_turn(optimizer: Any) -> Iterator[None]:
     optimizer.add_param_group({"params": params_of([(3, 3)], seed=5), "lr": 0.1, "amsgrad": True})
     group.update(lr=0.1, betas=(0.5, 0.5), eps=0.1, weight_decay=0.1)
     yield
-    del optimizer.state[group["params"][1]]  # groups both have states to be made or converted
+    del optimizer.state[group["params"][1]]  # both groups have a state to make or to convert
     added = optimizer.param_groups[1]["params"][0]
     added.data = added.data.t().contiguous().t()
     yield
@@ -109,7 +109,7 @@ def test_each_parameter_is_updated_as_if_alone() -> None:
 
 
 def test_rounding_does_not_depend_on_other_gradients() -> None:
-    """Replicas round alike though each has experts with and without gradients."""
+    """Replicas round dense parameters alike, whichever experts have gradients."""
     found = []
     for grad in (None, torch.ones(4, dtype=torch.bfloat16)):
         expert, dense = (torch.ones(n, dtype=torch.bfloat16) for n in (4, 1000))

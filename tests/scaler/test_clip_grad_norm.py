@@ -196,7 +196,7 @@ def test_unscale_and_clip_after_parameters() -> None:
     for make in STEPPED.values():
         optimizer, scaler = make([leaf([12.0, 16.0]), leaf([48.0])]), started(OURS)
         scaler.clip_grad_norm_(params(optimizer)[0], math.inf)
-        params(optimizer)[0].grad = grads(optimizer)[0].clone()  # is still unscaled
+        params(optimizer)[0].grad = grads(optimizer)[0].clone()  # a user's copy
         scaler.unscale_(optimizer)
         assert grads(optimizer)[1].item() == 12.0
         with pytest.raises(RuntimeError, match="already been called"):

@@ -22,7 +22,7 @@ cast_ = ListLauncher(cast_kernel, programs=3)
 
 
 @device_function
-def _cast_entry(tensor, entry, begin, count, state, arguments):
+def _cast_entry(entry, begin, count, state, arguments):
     output = number(tl.load(entry))
     source = number(tl.load(entry + 1))
     dtypes = number(tl.load(entry + 3)) >> 32

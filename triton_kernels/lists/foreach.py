@@ -87,8 +87,8 @@ def owner_of(table, words: tl.constexpr, size, chunk):
 def walk(table, words: tl.constexpr, size, chunks, visit: tl.constexpr, state, arguments):
     """Return `state` after all of this program's segments.
 
-    For each: state = visit(tensor, entry, begin, count, state, arguments), with a pointer to the
-    tensor's entry, the segment's first element and its number of elements.
+    For each: state = visit(entry, begin, count, state, arguments), with a pointer to the tensor's
+    entry, the segment's first element and its number of elements.
     """
     table = pointer(table, tl.int64)
     chunks = number(chunks)
@@ -104,7 +104,7 @@ def walk(table, words: tl.constexpr, size, chunks, visit: tl.constexpr, state, a
             begin = (chunk - first) * CHUNK
             count = min(numel, (end - first) * CHUNK) - begin
             if count > 0:
-                state = visit(tensor, entry, begin, count, state, arguments)
+                state = visit(entry, begin, count, state, arguments)
             first += (numel + (CHUNK - 1)) // CHUNK
             chunk = first
             tensor += 1
@@ -122,7 +122,7 @@ def walk_tensors(table, size, chunks, visit: tl.constexpr, state, arguments):
 
 
 @device_function
-def _visit_tensor(tensor, entry, begin, count, state, arguments):
+def _visit_tensor(entry, begin, count, state, arguments):
     data = number(tl.load(entry))
     dtype = (number(tl.load(entry + 2)) >> 32) & 0xFF
     if dtype == 0:

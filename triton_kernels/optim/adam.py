@@ -44,7 +44,7 @@ adam_ = ListLauncher(adam_kernel, programs=1, maxnreg=168)
 
 
 @device_function
-def _update_entry(tensor, entry, begin, count, state, arguments):
+def _update_entry(entry, begin, count, state, arguments):
     lr, unscale, clip, options, is_stochastic = arguments
     beta1, beta2, eps, weight_decay, decoupled = options
     t = update.update_number(tl.load(pointer(tl.load(entry + update.STEP_WORD), tl.float32)))

@@ -44,7 +44,7 @@ sgd_ = ListLauncher(sgd_kernel, programs=2)
 
 
 @device_function
-def _update_entry(tensor, entry, begin, count, state, arguments):
+def _update_entry(entry, begin, count, state, arguments):
     factors, is_stochastic = arguments
     step = number(tl.load(entry + update.STEP_WORD))
     done = tl.load(pointer(step, tl.float32), mask=step != 0, other=0.0)

@@ -23,7 +23,7 @@ from amp_ext.triton_kernels.numerics import (
 )
 
 ENTRY_WORDS = tl.constexpr(10)
-"""8-byte words of an UpdateRef: seven addresses, dtypes, numel, and first_chunk below number."""
+"""8-byte words of an UpdateRef: seven addresses, dtypes, numel, first_chunk with place above."""
 STEP_WORD = tl.constexpr(6)
 DTYPES_WORD = tl.constexpr(7)
 ROW = tl.constexpr(4)
@@ -96,7 +96,7 @@ def mixed(x):
 
 @device_function
 def noise_seed(update, entry):
-    """Return the seed of a parameter's noise in one update."""
+    """Return the seed of the noise of an entry's parameter in one update."""
     place = number(tl.load(entry + (ENTRY_WORDS - 1))) >> 32
     return mixed(_plus(mixed(tl.cast(update, tl.uint32)), tl.cast(place, tl.uint32)))
 

@@ -57,11 +57,11 @@ struct Addend {
       for (int64_t d = 0; d < grad.dim(); ++d) {
         if (d < lead || (sizes[d - lead] == 1 && grad.sym_size(d) != 1)) dims.push_back(d);
       }
-      // torch adds 16-bit elements in FP32; on a CPU it would copy them for an FP32 result. For a
-      // result of one element it rounds the sum of each thread.
-      const bool is_rounded_once =
-          factor == 1 && type == grad.scalar_type() && c10::multiply_integers(sizes) != 1;
-      const at::ScalarType sums = is_rounded_once ? type : wide(grad.scalar_type());
+      // torch adds 16-bit elements in FP32; on a CPU it would copy them for an FP32 result. A sum
+      // to one element would be rounded in each thread.
+      const bool is_one = TORCH_GUARD_OR_FALSE(c10::multiply_integers(sizes).sym_eq(1));
+      const bool keeps_type = factor == 1 && type == grad.scalar_type() && !is_one;
+      const at::ScalarType sums = keeps_type ? type : wide(grad.scalar_type());
       result = at::sum(grad, dims, /*keepdim=*/true, sums);
       for (int64_t d = 0; d < lead; ++d) result = result.squeeze(0);
     }

@@ -74,15 +74,16 @@ class Updates {
   // memory that has not been freed; a step has one element, all others the parameter's shape. The
   // parameter is dense; written tensors have its order and are not negated. Parameters and moments
   // are fp32, fp16 or bf16, a step is fp32, and a copy has 16 bits and an fp32 parameter. A
-  // gradient in another order, or negated, is copied. `number` is for stochastic rounding.
-  void add(const UpdateTensors& tensors, size_t number) {
-    if (!add_plain(tensors, number)) add_checked(tensors, number);
+  // gradient in another order, or negated, is copied. `place`, in the group, selects the
+  // random bits of stochastic rounding.
+  void add(const UpdateTensors& tensors, size_t place) {
+    if (!add_plain(tensors, place)) add_checked(tensors, place);
   }
 
   // Appends contiguous tensors of the kinds that the last parameter had, at a fraction of the cost.
   // Returns false, and appends nothing, for others.
-  bool add_plain(const UpdateTensors& tensors, size_t number);
-  void add_checked(const UpdateTensors& tensors, size_t number);
+  bool add_plain(const UpdateTensors& tensors, size_t place);
+  void add_checked(const UpdateTensors& tensors, size_t place);
 
   // Checks the scalars.
   StepScalars add_scalars(const ScalarTensors& scalars);

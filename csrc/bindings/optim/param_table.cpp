@@ -39,8 +39,8 @@ bool is_usable(const ParamRow& row) {
                    step->device() == param.device());
 }
 
-// Reads a dict by keys that most often come in the order of its entries, and then hashes none. A
-// key in another place ends that.
+// Finds keys in a dict, without hashing as long as they come in the order of the entries. After the
+// first that does not, all are hashed.
 class OrderedReader {
  public:
   explicit OrderedReader(PyObject* dict) : dict_(dict) {}
@@ -190,7 +190,7 @@ std::optional<std::string> ParamTable::why_not_together(size_t group) const {
   std::vector<MemoryUse> uses;
   for (const ParamRow& row : rows_[group]) {
     const MemoryRange range(row.param->const_data_ptr(), static_cast<int64_t>(row.param->nbytes()));
-    uses.push_back({range, "params", static_cast<int64_t>(row.number), true});
+    uses.push_back({range, "params", static_cast<int64_t>(row.place), true});
   }
   const std::optional<Overlap> found = find_overlap(std::move(uses));
   if (!found) return std::nullopt;

@@ -26,7 +26,7 @@ std::vector<State> states_of(const std::vector<pybind11::str>& names);
 // A parameter that has a gradient, its gradient, and the tensors of its state that its group needs,
 // else null. The row of a DTensor consists of its local tensors.
 struct ParamRow {
-  size_t number;  // of the parameter in its group
+  size_t place;  // of the parameter in its group
   const at::Tensor* param;
   UpdateTensors tensors{};
   const at::Tensor* dtensor = nullptr;  // if the parameter is one
@@ -46,11 +46,11 @@ class ParamTable {
   size_t size(size_t group) const { return params_.size(group); }
 
   // Reads the parameters of a group that have gradients, and the states of these names. Returns why
-  // kernels do not serve them, or none. Calls `add` for each row once it is checked, unless
-  // `add_plain` has taken it unchecked: each tensor is in the processor's cache then.
+  // kernels do not serve them, or none. Offers each row to `add_plain`, which checks and
+  // takes common ones. Checks others here, and calls `add` while they are in the processor's cache.
   //
   // `missing` receives the parameters with a state that is missing or not as kernels need it. No
-  // more rows are visited then. Kernels need a `step` that is a float32 number on the parameter's
+  // more rows are added then. Kernels need a `step` that is a float32 number on the parameter's
   // device, and other states in the order of the parameter's elements. The gradient and the states
   // of a DTensor must have its placements.
   std::optional<std::string> read(size_t group, const std::vector<State>& needed,

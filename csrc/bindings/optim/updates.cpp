@@ -19,7 +19,7 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
 
 }  // namespace
 
-[[gnu::flatten]] bool Updates::add_plain(const UpdateTensors& tensors, size_t number) {
+[[gnu::flatten]] bool Updates::add_plain(const UpdateTensors& tensors, size_t place) {
   const at::TensorImpl* const param = tensors[kParam]->unsafeGetTensorImpl();
   const int64_t numel = param->numel();
   if (records_gradients_ || numel == 0) return false;
@@ -45,7 +45,7 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
   };
   UpdateRef& ref = refs_.emplace_back();
   ref.numel = numel;
-  ref.number = static_cast<uint32_t>(number);
+  ref.place = static_cast<uint32_t>(place);
   DType of_max{}, of_step{};
   const bool is_plain = take(kParam, ref.param, ref.param_dtype) &&
                         take(kGrad, ref.grad, ref.grad_dtype) &&
@@ -59,7 +59,7 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
   return is_plain;
 }
 
-void Updates::add_checked(const UpdateTensors& tensors, size_t number) {
+void Updates::add_checked(const UpdateTensors& tensors, size_t place) {
   const size_t index = refs_.size();
   const at::Tensor& param = *tensors[kParam];
   std::array<void*, kRoles> data{};
@@ -130,7 +130,7 @@ void Updates::add_checked(const UpdateTensors& tensors, size_t number) {
                    .copy_dtype = dtypes[kCopy],
                    .numel = param.numel(),
                    .first_chunk = 0,
-                   .number = static_cast<uint32_t>(number)});
+                   .place = static_cast<uint32_t>(place)});
   if (!param.unsafeGetTensorImpl()->is_python_dispatch()) plain_keys_ = param.key_set();
 }
 

@@ -15,8 +15,11 @@ constexpr int64_t kBlock = 64;
 
 // Packed operands have a multiple of this many steps, the last ones 0, and so has the stride of a
 // result: in each thread the library generates and keeps code for each number of steps, extent of a
-// block and stride. It addresses a block by 32 bits.
+// block and stride.
 constexpr int64_t kStepUnit = 16;
+
+// The greatest row stride of a result: the library addresses a block of it by 32 bits.
+constexpr int64_t kMostStride = INT32_MAX / (kBlock * sizeof(float)) / kStepUnit * kStepUnit;
 
 // Elements between packed rows of a: rows a power of two apart would evict each other.
 constexpr int64_t kPadding = 32;
@@ -180,8 +183,7 @@ void multiply_task(const GemmArgs& g, const Part& part, int64_t steps, float* wo
 
 bool can_multiply_in_blocks(const GemmArgs& g, const Host& host) {
   return g.a.dtype == DType::bf16 && g.b.dtype == DType::bf16 && has_products_of(DType::bf16) &&
-         host.has_block_gemm() && layout_of(g.a, g.m, g.k).ld && layout_of(g.b, g.k, g.n).ld &&
-         g.out.row_stride < INT32_MAX / (kBlock * int64_t{sizeof(float)});
+         host.has_block_gemm() && layout_of(g.a, g.m, g.k).ld && layout_of(g.b, g.k, g.n).ld;
 }
 
 Plan plan_blocks(const GemmArgs& g, const Host& host) {
@@ -211,7 +213,7 @@ Plan plan_blocks(const GemmArgs& g, const Host& host) {
                }
              });
   };
-  return {most_rows, most_columns, tasks * task_floats, multiply, kStepUnit};
+  return {most_rows, most_columns, tasks * task_floats, multiply, kStepUnit, kMostStride};
 }
 
 }  // namespace amp_ext::cpu

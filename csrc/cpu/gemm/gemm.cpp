@@ -72,8 +72,9 @@ Plan plan_of(const GemmArgs& g, const Host& host) {
 }
 
 void multiply(const GemmArgs& g, Range batches, const Host& host) {
-  const auto [mb, nb, floats, multiply_part, stride_unit] = plan_of(g, host);
-  const bool direct = is_sum(g) && g.out.row_stride % stride_unit == 0;
+  const auto [mb, nb, floats, multiply_part, stride_unit, most_stride] = plan_of(g, host);
+  const int64_t stride = g.out.row_stride;
+  const bool direct = is_sum(g) && stride % stride_unit == 0 && stride <= most_stride;
   const bool adds = direct && adds_to_out(g);
   const int64_t ld_sums = round_up(nb, kLineUnit), sum_count = direct ? 0 : mb * ld_sums;
   float* const sums = host.workspace(sum_count + floats);
@@ -86,7 +87,7 @@ void multiply(const GemmArgs& g, Range batches, const Host& host) {
         const Range rows{i, std::min(mb, g.m - i)};
         char* const out = const_cast<char*>(address(g.out, batch, i, j));
         float* const c = direct ? reinterpret_cast<float*>(out) : sums;
-        const int64_t ldc = direct ? std::max(g.out.row_stride, columns.size) : ld_sums;
+        const int64_t ldc = direct ? std::max(stride, columns.size) : ld_sums;
         if (g.terms * g.k == 0 && !adds) {
           for (int64_t r = 0; r < rows.size; ++r) std::fill_n(c + r * ldc, columns.size, 0.0f);
         }

@@ -37,7 +37,8 @@ struct Plan {
   int64_t columns;
   int64_t workspace;  // the floats that multiply() needs, the same at each call
   std::function<void(const Part&, float* workspace)> multiply;
-  int64_t stride_unit = 1;  // the row stride of c is a multiple of this
+  // The row stride of c is a multiple of the first and at most the second.
+  int64_t stride_unit = 1, most_stride = INT64_MAX;
 };
 
 // Widens blocks to fp32 for the library's GEMM.

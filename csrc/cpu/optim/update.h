@@ -15,7 +15,7 @@ inline bool leaves_out(const StepScalars& scalars) {
 }
 
 inline uint32_t key_of(uint32_t update, const UpdateRef& u, const Chunk& chunk) {
-  return noise_key(update, u.number, static_cast<uint32_t>(chunk.offset / kChunkElements));
+  return noise_key(update, u.place, static_cast<uint32_t>(chunk.offset / kChunkElements));
 }
 
 inline void advance_steps(const UpdateList& list) {

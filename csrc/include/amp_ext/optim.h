@@ -37,7 +37,7 @@ struct UpdateRef {
   DType copy_dtype;
   int64_t numel;
   uint32_t first_chunk;
-  uint32_t number;  // the parameter's place in its group, for stochastic rounding
+  uint32_t place;  // of the parameter in its group, for stochastic rounding
 
   friend bool operator==(const UpdateRef&, const UpdateRef&) = default;
 };
@@ -140,10 +140,10 @@ AMP_EXT_ARITHMETIC uint32_t mixed(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-// Returns a key for the random bits of stochastic rounding. The bits depend only on the numbers of
-// the update and of the parameter, and on the indices of the chunk and of the element in it.
-AMP_EXT_ARITHMETIC uint32_t noise_key(uint32_t update, uint32_t number, uint32_t chunk) {
-  return mixed(mixed(mixed(update) + number) + chunk);
+// Returns a key for the random bits of stochastic rounding. The bits depend only on the update's
+// number, the parameter's place in its group, and the indices of the chunk and the element in it.
+AMP_EXT_ARITHMETIC uint32_t noise_key(uint32_t update, uint32_t place, uint32_t chunk) {
+  return mixed(mixed(mixed(update) + place) + chunk);
 }
 
 // Returns 32 random bits. With `pair` 0 the low half rounds the param and the high half exp_avg;

@@ -215,7 +215,7 @@ __device__ void update_list(const Op& op, const Table& table, const StepScalars&
           if (threadIdx.x == 0) set_factors(entry.step);
           ptx::block_sync();
         }
-        const uint32_t key = noise_key(shared.number, entry.number, span.chunk - entry.first_chunk);
+        const uint32_t key = noise_key(shared.number, entry.place, span.chunk - entry.first_chunk);
         const auto behind = static_cast<uint32_t>(span.offset % kChunkElements);
         const Rounding rounding{op.options.stochastic_rounding, noise_key_behind(key, behind)};
         op.update(entry, span, shared.factors, rounding);
