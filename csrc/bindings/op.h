@@ -27,8 +27,7 @@ void implement(torch::Library& m, const char* name, Function function, Fake fake
   m.impl(name, torch::dispatch(c10::DispatchKey::Meta, std::move(fake)));
 }
 
-// Checks that all tensors of a call without data are on one device. A result is a
-// float32 number.
+// Checks that all tensors of a call without data are on one device. A result is a float32 number.
 inline void check_devices(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const char* const op_name = op.schema().name().c_str();

@@ -54,9 +54,8 @@ class Copies final : public c10::BackendMeta {
     const Key key{leaf.unsafeGetTensorImpl(), type};
     // A kept copy serves while its original is unchanged.
     if (const auto kept = find(key); kept && kept->is_of(leaf)) return kept->copy;
-    const auto made = std::make_shared<Entry>(leaf);
-    const at::Tensor copy = made->copy = with_gradient_edge(leaf, copy_of(leaf, type));
-    std::shared_ptr<const Entry> entry = made;
+    auto entry = std::make_shared<const Entry>(leaf, type);
+    const at::Tensor copy = entry->copy;
     const std::lock_guard<std::mutex> lock(mutex_);
     copies_[key].swap(entry);
     return copy;
@@ -67,10 +66,11 @@ class Copies final : public c10::BackendMeta {
   // A copy, and its original's version and memory. A traced tensor's storage has none: data is
   // null. The weak reference keeps the storage's address from becoming another's.
   struct Entry {
-    explicit Entry(const at::Tensor& leaf)
+    Entry(const at::Tensor& leaf, at::ScalarType type)
         : storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(leaf))),
           data(data_of(leaf)),
-          version(leaf._version()) {}
+          version(leaf._version()),
+          copy(with_gradient_edge(leaf, copy_of(leaf, type))) {}
     bool is_of(const at::Tensor& now) const {
       return storage._unsafe_get_target() == storage_of(now) && data == data_of(now) &&
              version == now._version();

@@ -74,8 +74,7 @@ class Updates {
   // memory that has not been freed; a step has one element, all others the parameter's shape. The
   // parameter is dense; written tensors have its order and are not negated. Parameters and moments
   // are fp32, fp16 or bf16, a step is fp32, and a copy has 16 bits and an fp32 parameter. A
-  // gradient in another order, or negated, is copied. `place`, in the group, selects the
-  // random bits of stochastic rounding.
+  // gradient in another order, or negated, is copied. `place` is as in UpdateRef.
   void add(const UpdateTensors& tensors, size_t place) {
     if (!add_plain(tensors, place)) add_checked(tensors, place);
   }

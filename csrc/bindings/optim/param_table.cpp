@@ -39,18 +39,20 @@ bool is_usable(const ParamRow& row) {
                    step->device() == param.device());
 }
 
-// Finds keys in a dict, without hashing as long as they come in the order of the entries. After the
-// first that does not, all are hashed.
+// Finds keys in a dict, without hashing those that come in the order of the entries. Others, such
+// as frozen parameters without a state, may come between.
 class OrderedReader {
  public:
   explicit OrderedReader(PyObject* dict) : dict_(dict) {}
 
   // Returns the value of a key, borrowed, or null.
   PyObject* find(PyObject* key) {
-    PyObject *next = nullptr, *value = nullptr;
-    is_ordered_ = is_ordered_ && PyDict_Next(dict_, &position_, &next, &value) && next == key;
-    if (is_ordered_) return value;
-    value = PyDict_GetItemWithError(dict_, key);
+    if (!next_) PyDict_Next(dict_, &position_, &next_, &value_);
+    if (next_ == key) {
+      next_ = nullptr;
+      return value_;
+    }
+    PyObject* const value = PyDict_GetItemWithError(dict_, key);
     if (!value && PyErr_Occurred()) throw py::error_already_set();
     return value;
   }
@@ -58,7 +60,7 @@ class OrderedReader {
  private:
   PyObject* dict_;
   Py_ssize_t position_ = 0;
-  bool is_ordered_ = true;
+  PyObject *next_ = nullptr, *value_ = nullptr;  // of an entry that no key has found yet
 };
 
 PyObject* local_state(PyObject* object, const Sharding& sharding) {

@@ -22,7 +22,7 @@ bool is_plain(PyObject* object) {
 }
 
 PyObject* local_tensor(PyObject* param) {
-  if (THPVariable_CheckExact(param)) return param;
+  if (THPVariable_CheckExact(param)) return param;  // no subclass, and so no DTensor
   PyObject* const local = is_dtensor(param) ? local_of(param) : param;
   return is_plain(local) ? local : nullptr;
 }
