@@ -9,8 +9,8 @@
 
 namespace amp_ext::cpu {
 
-// Elements that justify waking a thread: about 0.3 ms of work, since a wake-up can take 0.1 ms.
-constexpr int64_t kGrainElements = 1 << 20;
+// Elements that justify waking a thread, which can take 0.1 ms: 40 to 100 us of work from memory.
+constexpr int64_t kGrainElements = 1 << 18;
 
 inline char* element(void* data, DType dtype, int64_t index) {
   return static_cast<char*>(data) + index * size_of(dtype);
