@@ -5,7 +5,7 @@
 
 The first draws each machine (a folder of DIR) by the newest measurement of each case, and names the
 figures that lack lines. The second is `make figures`. It writes the results between two comments of
-the page, and the figures of the first machine, from the committed ledgers alone.
+the page, and each figure of the first machine that has its op, from the committed ledgers alone.
 """
 
 from __future__ import annotations
@@ -226,7 +226,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.results.exists():
         print(f"plot: nothing drawn, no ledger at {options.results}", file=sys.stderr)
         return 1
-    for machine, runs in page.newest(options.results, quick=True).items():
+    machines = page.newest(options.results, quick=True)
+    if not machines:
+        print(f"plot: nothing drawn, no whole run of an op in {options.results}", file=sys.stderr)
+        return 1
+    for machine, runs in machines.items():
         for kind in FIGURES:
             path = options.out / f"{machine}.{kind}.png"
             try:

@@ -22,11 +22,14 @@ from pathlib import Path
 
 from harness import base, ledger, lists, table, timing
 from harness.measure import measure
-from harness.registry import DTYPES, OPS, Op, Setup, load
+from harness.registry import BASELINE, DTYPES, OPS, Op, Setup, load
+from ops.check_finite import NORMS
+from ops.gemm import CUBLASLT
 from workloads.common import device_parser, positive
 
 ALL = "all"
 LAYOUTS = ("NN", "NT", "TN", "TT")
+PROVIDERS = (*ledger.OURS, BASELINE, CUBLASLT, ledger.FP32_LINE, NORMS)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -48,7 +51,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--base", metavar="COMMIT", help="compare with the amp_ext of another commit")
     options = parser.parse_args(argv)
     options.ops = list(dict.fromkeys(OPS if ALL in options.ops else options.ops))
-    options.providers = tuple(filter(None, options.providers.split(",")))
+    options.providers = tuple(filter(None, map(str.strip, options.providers.split(","))))
+    if unknown := sorted(set(options.providers) - set(PROVIDERS)):
+        parser.error(f"--providers: expected {', '.join(PROVIDERS)}, got {', '.join(unknown)}")
+    if options.base and options.providers and not set(options.providers) & set(ledger.OURS):
+        parser.error(f"--base compares amp_ext: expected one of {', '.join(ledger.OURS)}")
+    for file in (options.csv, options.json):
+        if file and file.is_dir():
+            parser.error(f"{file} is a folder, expected a file")
     product = options.m, options.n, options.k
     options.product = None
     if any(product) or options.layout:

@@ -106,14 +106,18 @@ def newest(results: Path, quick: bool = False) -> dict[str, list[Run]]:
         quick: take measurements with --quick too.
     """
     files = ledger.files(results)
-    found = [(file.parent.name, record) for file in files for record in ledger.read(file)]
-    found.sort(key=lambda pair: pair[1]["utc"])
+    found = [
+        (file.resolve().parent.name, *key, list(lines))
+        for file in files
+        for key, lines in groupby(ledger.read(file), _measurement)
+    ]
+    found.sort(key=lambda measurement: measurement[-1][-1]["utc"])
     skipped = CHOSEN if quick else CHOSEN | {"--quick"}
     cases: dict[tuple[str, str, str], list[Record]] = {}
-    for (*case, command), lines in groupby(found, _measurement):
+    for *case, command, lines in found:
         if not skipped & {word.partition("=")[0] for word in command.split()}:
             cases.pop(tuple(case), None)  # the newest is the last
-            cases[tuple(case)] = [record for _, record in lines]
+            cases[tuple(case)] = lines
     machines: dict[str, dict[str, list[Record]]] = {}
     for (machine, op, _), records in cases.items():
         machines.setdefault(machine, {}).setdefault(op, []).extend(records)
@@ -124,11 +128,10 @@ def newest(results: Path, quick: bool = False) -> dict[str, list[Run]]:
     return dict(sorted(runs.items(), key=lambda item: not item[1][0].on_gpu))
 
 
-def _measurement(pair: tuple[str, Record]) -> tuple[str, str, str, str]:
-    """Return machine, op, case and command: the lines of one measurement follow each other."""
-    machine, record = pair
+def _measurement(record: Record) -> tuple[str, str, str]:
+    """Return op, case and command: the lines of one measurement follow each other."""
     case = f"limit {record['dtype']}" if record["limit"] else record["case"]
-    return machine, record["op"], case, record["command"]
+    return record["op"], case, record["command"]
 
 
 def section(results: Path) -> str:

@@ -112,7 +112,7 @@ class Case:
     counted: bool = True  # in the geometric mean
     baseline: str = BASELINE  # the provider that ratios are to
     dtype: torch.dtype | None = None  # of the operands, where they have one dtype
-    limit: bool = False  # the table's first row, a bound for all implementations
+    limit: bool = False  # the table's first row, a yardstick
 
 
 def bound(

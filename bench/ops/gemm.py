@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cache, partial
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
@@ -37,9 +36,11 @@ ROWS = 1024
 FP32_FLOPS = 2**37  # larger products are not worth a GPU's time in FP32
 
 
-class Operands(NamedTuple):
+@dataclass(frozen=True)
+class Operands:
     """Hold A and B as they lie in memory, and the sum that a product is added to."""
 
+    shape: Shape
     a: Tensor
     b: Tensor
     c: Tensor | None
@@ -47,40 +48,45 @@ class Operands(NamedTuple):
     @classmethod
     def of(cls, shape: Shape, dtype: torch.dtype, device: torch.device) -> Operands:
         a, b = shape.operands(dtype, device)
-        return cls(a, b, torch.randn(shape.m, shape.n, device=device) if shape.accumulate else None)
+        c = torch.randn(shape.m, shape.n, device=device) if shape.accumulate else None
+        return cls(shape, a, b, c)
+
+    @cached_property
+    def views(self) -> tuple[Tensor, Tensor]:
+        """Return A as [m, k] and B as [k, n]."""
+        return self.shape.views(self.a, self.b)
 
     def clone(self) -> Operands:
-        return Operands(*(None if tensor is None else tensor.clone() for tensor in self))
+        c = None if self.c is None else self.c.clone()
+        return Operands(self.shape, self.a.clone(), self.b.clone(), c)
 
     def widened(self) -> Operands:
         """Return FP32 operands in the same layout."""
-        return Operands(self.a.float(), self.b.float(), self.c)
+        return Operands(self.shape, self.a.float(), self.b.float(), self.c)
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self if tensor is not None)
+        return sum(each.nbytes for each in (self.a, self.b, self.c) if each is not None)
 
 
 def ours(shape: Shape, given: Operands) -> Tensor:
     trans_a, trans_b = (letter == "T" for letter in shape.layout)
-    a, b, c = given
-    if c is not None:
-        ops.gemm_accumulate_(c, a, b, trans_a=trans_a, trans_b=trans_b)
-        return c
-    return ops.gemm(a, b, trans_a=trans_a, trans_b=trans_b, out_dtype=shape.out)
+    if given.c is not None:
+        ops.gemm_accumulate_(given.c, given.a, given.b, trans_a=trans_a, trans_b=trans_b)
+        return given.c
+    return ops.gemm(given.a, given.b, trans_a=trans_a, trans_b=trans_b, out_dtype=shape.out)
 
 
 def theirs(shape: Shape, given: Operands) -> Tensor:
     """Form an FP32 gradient as torch.autocast does: a 16-bit product, then cast or added."""
-    product = torch.mm(*shape.views(given.a, given.b))
+    product = torch.mm(*given.views)
     if given.c is not None:
         return given.c.add_(product)
-    return product.to(shape.out or product.dtype)
+    return product.to(shape.out) if shape.out else product
 
 
 def in_fp32(shape: Shape, given: Operands) -> Tensor:
-    a, b = shape.views(given.a, given.b)
-    return torch.mm(a, b) if given.c is None else given.c.addmm_(a, b)
+    return torch.mm(*given.views) if given.c is None else given.c.addmm_(*given.views)
 
 
 def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Trial:
@@ -114,7 +120,7 @@ def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Trial:
     def exact() -> tuple[Operands, Tensor]:
         """Return operands whose sums nothing was added to, and the result in FP64."""
         fresh = Operands.of(shape, dtype, device)
-        a, b = (x.double() for x in shape.views(fresh.a, fresh.b))
+        a, b = (x.double() for x in fresh.views)
         return fresh, a @ b if fresh.c is None else torch.addmm(fresh.c.double(), a, b)
 
     return Trial(made, lambda line: verify(line, shape, *exact()), shape.work(dtype), timed)
@@ -136,7 +142,7 @@ def by_cublaslt(
     shared = first.new_empty(shape.m, shape.n, dtype=shape.out or first.dtype)
 
     def matrices(given: Operands) -> cublaslt.Operands:
-        return (*shape.views(given.a, given.b), shared if given.c is None else given.c)
+        return (*given.views, shared if given.c is None else given.c)
 
     operands = [matrices(given) for given in sets]
     product = cublaslt.Product(cublaslt.library(), operands[0], float(shape.accumulate))
