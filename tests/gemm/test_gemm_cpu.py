@@ -24,11 +24,13 @@ SHAPES = {
     # a little over one or two parts; threads add up shares of k, and some have nothing to do
     "several parts": ((), (69, 4103, 1027), (1,)),
     "parts of one depth": ((), (69, 4103, 515), (1,)),
+    "a short sum": ((), (256, 256, 100), (1,)),
     "a long sum": ((), (70, 33, 2055), (1, 2, 3, 40)),
     # a workspace for each thread
     "a batch": ((50,), (31, 29, 33), (1, 2, 3)),
-    # a thread holds the sums of 128 columns or more, and 611 steps fill no vector
-    **{f"{m} rows": ((2,), (m, 1100, 611), (1, 2, 3)) for m in (1, 3, 8, 16, 32)},
+    # a thread holds the sums of 128 columns or more, and 1035 and 4099 steps fill no vector
+    **{f"{m} rows": ((2,), (m, 1100, 1035), (1, 2, 3)) for m in (1, 3, 8)},
+    "32 rows": ((), (32, 140, 4099), (1, 2)),
     # a column has strides of 1 in both dimensions, and 15 columns fill no vector
     "1 column": ((), (1, 1, 9001), (1,)),
     "15 columns": ((), (1, 15, 9001), (1,)),
@@ -47,7 +49,7 @@ def test_sizes(
 ) -> None:
     """Products with and without a bias, and sums in place, are exact by any number of threads.
 
-    BF16 is multiplied in pairs: NaN beyond an odd k, times a padding 0, would be NaN.
+    BF16 is multiplied by pairs, with AMX by 32: NaN behind a row, times a padding 0, would be NaN.
     """
     m, n, k = sizes
     a, b = integers((*batch, m, k), dtype, CPU), integers((*batch, k, n), dtype, CPU)
@@ -58,6 +60,7 @@ def test_sizes(
     for count, layout in itertools.product(counts, ("contiguous", "inner-block", "every-second")):
         operands = stored(a, trans[0], layout), stored(b, trans[1], layout)
         with threads(count):
+            assert torch.equal(ops.gemm(*operands, **options), exact.to(dtype))
             assert torch.equal(ops.gemm(*operands, out_dtype=FP32, **options), exact)
             result = ops.gemm(*operands, bias=bias, out_dtype=FP32, **options)
             actual = c.clone()

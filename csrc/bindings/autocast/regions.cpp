@@ -100,7 +100,6 @@ class Thread {
 thread_local Thread this_thread;
 
 std::atomic<bool> installed = false;
-
 std::atomic<int> open_regions = 0;
 
 }  // namespace

@@ -91,12 +91,11 @@ const Backend& choose_verified(const char* op, Family family, c10::Device device
 namespace {
 
 // Returns whether torch's library multiplies with the processor's instructions for a 16-bit type,
-// and its rounding is within bounds. (With an odd k its products read one element past a row and
-// multiply it by 0: a NaN there spreads.)
+// and its rounding is within bounds.
 bool library_multiplies(const GemmArgs& g) {
   const auto is_same = [&](const auto& x) { return !x.data || x.dtype == g.a.dtype; };
-  return g.k % 2 == 0 && is_same(g.b) && is_same(g.c) && is_same(g.bias) &&
-         g.out.dtype == g.a.dtype && torch_has_products_of(g.a.dtype);
+  return is_same(g.b) && is_same(g.c) && is_same(g.bias) && g.out.dtype == g.a.dtype &&
+         torch_has_products_of(g.a.dtype);
 }
 
 // Returns why a backend is not to compute a product; null if it may. torch's library always may.

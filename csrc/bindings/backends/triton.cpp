@@ -10,14 +10,12 @@ namespace py = pybind11;
 namespace amp_ext {
 namespace {
 
-bool is_aligned(const void* data) { return address(data) % 16 == 0; }
-
 // Returns the launch of a product, which products like it share. Its first call compiles the
 // kernel.
 py::object launch_of(const GemmArgs& g, c10::Device device) {
   const auto matrix = [](const MatrixRef& x) {
     return py::make_tuple(static_cast<int>(x.dtype), x.batch_stride, x.row_stride, x.column_stride,
-                          is_aligned(x.data));
+                          address(x.data) % 16 == 0);
   };
   const auto optional = [](const void* data, auto object) {
     return data ? py::object(std::move(object)) : py::object(py::none());
@@ -32,7 +30,6 @@ py::object launch_of(const GemmArgs& g, c10::Device device) {
 }  // namespace
 
 const char* TritonBackend::why_not(const GemmArgs& g, int) const {
-  const auto is_16_bit = [](DType type) { return type == DType::f16 || type == DType::bf16; };
   if (!is_16_bit(g.a.dtype) || g.a.dtype != g.b.dtype)
     return "the Triton kernels multiply FP16 by FP16 and BF16 by BF16";
   if (g.out.dtype == DType::f64) return "the Triton kernels write no FP64";

@@ -4,6 +4,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -15,6 +16,15 @@
 
 namespace amp_ext {
 namespace {
+
+// Returns `a` with zeros behind its rows. On a CPU torch's 16-bit products read rows up to an even
+// length, BF16 ones with AMX up to a multiple of 32, and multiply the rest by 0: NaNs would spread.
+at::Tensor padded(const at::Tensor& a) {
+  const int64_t unit = a.scalar_type() == at::kBFloat16 ? 32 : 2, rest = a.size(-1) % unit;
+  if (!a.is_cpu() || !at::isReducedFloatingType(a.scalar_type()) || rest == 0 || a.stride(-1) != 1)
+    return a;
+  return at::constant_pad_nd(a, {0, unit - rest}).narrow(-1, 0, a.size(-1));
+}
 
 // A product's tensors as torch's ops take them: matrices, or batches of them where there are
 // several.
@@ -43,6 +53,7 @@ struct Operands {
       a = a.transpose(0, 1).flatten(1);
       b = b.flatten(0, 1);
     }
+    a = padded(a);
     if (t.c.defined()) c = matrices(t.c, g.c, g.m, g.n, g.batch);
     if (adds_to_out(g)) sum = c;
     bias = t.bias;

@@ -13,12 +13,6 @@
 
 namespace amp_ext {
 
-namespace {
-
-bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
-
-}  // namespace
-
 [[gnu::flatten]] bool Updates::add_plain(const UpdateTensors& tensors, size_t place) {
   const at::TensorImpl* const param = tensors[kParam]->unsafeGetTensorImpl();
   const int64_t numel = param->numel();
@@ -47,14 +41,14 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
   ref.numel = numel;
   ref.place = static_cast<uint32_t>(place);
   DType of_max{}, of_step{};
-  const bool is_plain = take(kParam, ref.param, ref.param_dtype) &&
-                        take(kGrad, ref.grad, ref.grad_dtype) &&
-                        take(kExpAvg, ref.exp_avg, ref.exp_avg_dtype) &&
-                        take(kExpAvgSq, ref.exp_avg_sq, ref.exp_avg_sq_dtype) &&
-                        take(kMaxExpAvgSq, ref.max_exp_avg_sq, of_max) &&
-                        take(kCopy, ref.copy, ref.copy_dtype) && take(kStep, ref.step, of_step) &&
-                        (!ref.copy || (is_half(ref.copy_dtype) && ref.param_dtype == DType::f32)) &&
-                        (!ref.max_exp_avg_sq || of_max == ref.exp_avg_sq_dtype);
+  const bool is_plain =
+      take(kParam, ref.param, ref.param_dtype) && take(kGrad, ref.grad, ref.grad_dtype) &&
+      take(kExpAvg, ref.exp_avg, ref.exp_avg_dtype) &&
+      take(kExpAvgSq, ref.exp_avg_sq, ref.exp_avg_sq_dtype) &&
+      take(kMaxExpAvgSq, ref.max_exp_avg_sq, of_max) && take(kCopy, ref.copy, ref.copy_dtype) &&
+      take(kStep, ref.step, of_step) &&
+      (!ref.copy || (is_16_bit(ref.copy_dtype) && ref.param_dtype == DType::f32)) &&
+      (!ref.max_exp_avg_sq || of_max == ref.exp_avg_sq_dtype);
   if (!is_plain) refs_.pop_back();
   return is_plain;
 }
@@ -80,7 +74,7 @@ void Updates::add_checked(const UpdateTensors& tensors, size_t place) {
     TORCH_CHECK(is_step || tensor.sizes() == param.sizes(), op_, ": ", item,
                 " must have the shape of params[", index, "], ", param.sizes(), ", got ",
                 tensor.sizes());
-    TORCH_CHECK(!is_copy || (is_half(dtype) && dtypes[kParam] == DType::f32), op_, ": ", item,
+    TORCH_CHECK(!is_copy || (is_16_bit(dtype) && dtypes[kParam] == DType::f32), op_, ": ", item,
                 " must be float16 or bfloat16, of a float32 parameter, got ", tensor.scalar_type(),
                 " of ", param.scalar_type());
     TORCH_CHECK(role != kMaxExpAvgSq || dtype == dtypes[kExpAvgSq], op_, ": ", item,

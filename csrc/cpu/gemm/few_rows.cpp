@@ -13,9 +13,8 @@ constexpr int64_t kSums = 4096;
 // AMX takes 0.86 times as long.
 constexpr int64_t kMostRowsBesideFast = 4;
 
-// The fewest elements of b for more rows than that. A smaller b stays in the cache once it is
-// widened.
-constexpr int64_t kLeastElements = 1 << 16;
+// The fewest columns, and steps of k for each row, for more rows than that, measured.
+constexpr int64_t kLeastColumns = 512, kLeastDepth = 128;
 
 // Computes sums[r * ld + j] += a[r] . column j, for dense fp32 rows of a.
 void add_columns(const GemmArgs& g, const Part& part, Range columns, const float* a, float* sums,
@@ -36,12 +35,13 @@ void add_columns(const GemmArgs& g, const Part& part, Range columns, const float
 }  // namespace
 
 bool has_few_rows(const GemmArgs& g, const Host& host) {
-  const bool is_16_bit = g.b.dtype == DType::f16 || g.b.dtype == DType::bf16;
   const bool has_lines = g.b.column_stride == 1 || g.b.row_stride == 1;
   const bool beside_fast = has_tiles_of(g.b.dtype) || can_multiply_in_blocks(g, host);
-  const int64_t most_rows =
-      beside_fast || g.n * g.k < kLeastElements ? kMostRowsBesideFast : row_kernels().most_rows;
-  return g.m <= std::min(g.n, most_rows) && g.m * g.k <= kMostWorkspace && is_16_bit && has_lines;
+  const int64_t most = beside_fast ? 0 : row_kernels().most_rows;
+  const int64_t by_multiples = g.n < kLeastColumns ? 0 : most / 4;
+  const int64_t limit = g.b.column_stride == 1 ? by_multiples : std::min(most, g.k / kLeastDepth);
+  return g.m <= std::min(g.n, std::max(kMostRowsBesideFast, limit)) && has_lines &&
+         g.m * g.k <= kMostWorkspace && is_16_bit(g.b.dtype);
 }
 
 Plan plan_few_rows(const GemmArgs& g, const Host& host) {

@@ -79,8 +79,7 @@ Layout layout_of(const MatrixRef& x, int64_t rows, int64_t columns) {
 }
 
 bool can_multiply_directly(const GemmArgs& g, const Host& host) {
-  const bool is_16_bit = g.a.dtype == DType::f16 || g.a.dtype == DType::bf16;
-  return host.has_16_bit_gemm && is_16_bit && g.a.dtype == g.b.dtype &&
+  return host.has_16_bit_gemm && is_16_bit(g.a.dtype) && g.a.dtype == g.b.dtype &&
          layout_of(g.a, g.m, g.k).ld && layout_of(g.b, g.k, g.n).ld;
 }
 

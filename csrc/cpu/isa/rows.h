@@ -24,8 +24,8 @@ struct FewRowsArgs {
 };
 
 struct RowKernels {
-  // The most rows for which the next two kernels beat widening all of b for a library. They widen a
-  // line once for every two rows.
+  // The most rows for which add_dots beats widening all of b for a library, for add_multiples a
+  // quarter of it. They widen a line once for every two rows.
   int64_t most_rows;
   // Indexed by DType; null for types that are not of 16 bits.
   void (*add_dots[kDTypes])(const FewRowsArgs&);

@@ -21,4 +21,6 @@ AMP_EXT_HOST_DEVICE constexpr int size_of(DType dtype) {
   return 0;
 }
 
+AMP_EXT_HOST_DEVICE constexpr bool is_16_bit(DType dtype) { return size_of(dtype) == 2; }
+
 }  // namespace amp_ext

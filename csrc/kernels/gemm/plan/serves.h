@@ -44,7 +44,6 @@ inline OperandLayout layout_of_b(const GemmArgs& g) {
 
 // Returns whether the sm_80 kernel can compute a product.
 inline bool can_run_sm80(const GemmArgs& g) {
-  const auto is_16_bit = [](DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; };
   const auto is_narrow = [](const MatrixRef& x) { return !x.data || x.dtype != DType::f64; };
   // The narrowest tiles bound the number of blocks.
   const double tiles = std::ceil(g.m / 16.0) * std::ceil(g.n / 16.0) * g.batch;
