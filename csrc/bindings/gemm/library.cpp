@@ -18,12 +18,12 @@ namespace amp_ext {
 namespace {
 
 // Returns `a` with zeros behind its rows. On a CPU torch's 16-bit products read rows up to an even
-// length, BF16 ones with AMX up to a multiple of 32, and multiply the rest by 0: NaNs would spread.
+// length, with AMX up to a multiple of 32, and multiply the rest by 0: NaNs would spread.
 at::Tensor padded(const at::Tensor& a) {
-  const int64_t unit = a.scalar_type() == at::kBFloat16 ? 32 : 2, rest = a.size(-1) % unit;
+  const int64_t rest = a.size(-1) % 32;
   if (!a.is_cpu() || !at::isReducedFloatingType(a.scalar_type()) || rest == 0 || a.stride(-1) != 1)
     return a;
-  return at::constant_pad_nd(a, {0, unit - rest}).narrow(-1, 0, a.size(-1));
+  return at::constant_pad_nd(a, {0, 32 - rest}).narrow(-1, 0, a.size(-1));
 }
 
 // A product's tensors as torch's ops take them: matrices, or batches of them where there are

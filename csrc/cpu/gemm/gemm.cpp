@@ -14,9 +14,9 @@ namespace {
 // the way expected to be the fastest.
 constexpr int64_t kDirect = 1, kBlocks = 2;
 
-// A product of fewer multiplications takes less time here than torch's 16-bit one, measured: in
-// packed blocks, and otherwise.
-constexpr int64_t kSmallInBlocks = 1 << 22, kSmallProduct = 1 << 17;
+// A product of fewer multiplications takes less time here than torch's 16-bit one, measured: by
+// AMX if torch's rows have to be padded, by 16-bit instructions, and otherwise.
+constexpr int64_t kSmallPadded = 1 << 24, kSmall16Bit = 1 << 22, kSmallProduct = 1 << 17;
 
 // The multiplications of several small products that justify waking a thread.
 constexpr int64_t kBatchGrain = 1 << 19;
@@ -113,8 +113,10 @@ const char* CpuBackend::why_not(const GemmArgs& g, int) const {
 }
 
 const char* CpuBackend::why_slow(const GemmArgs& g, int) const {
-  const bool in_blocks = !has_tiles_of(g.a.dtype) && can_multiply_in_blocks(g, host_);
-  const int64_t small = in_blocks ? kSmallInBlocks : kSmallProduct;
+  const bool by_tiles = has_tiles_of(g.a.dtype) && can_multiply_directly(g, host_);
+  const bool by_16_bit = by_tiles || can_multiply_in_blocks(g, host_);
+  const int64_t by_kind = by_16_bit ? kSmall16Bit : kSmallProduct;
+  const int64_t small = by_tiles && g.k % 32 ? kSmallPadded : by_kind;
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= small;
   const bool has_few_enough = g.m <= kMostRowsBesideTorch && has_few_rows(g, host_);
   return is_large && has_products_of(g.a.dtype) && !has_few_enough

@@ -8,8 +8,6 @@
 namespace amp_ext::cpu {
 namespace {
 
-constexpr int64_t kTile = 1024;
-
 void convert(const char* input, DType from, int64_t n, char* output, DType to) {
   const SpanKernels& span = span_kernels();
   const auto widen = span.widen[static_cast<int>(from)];
@@ -21,6 +19,7 @@ void convert(const char* input, DType from, int64_t n, char* output, DType to) {
   } else if (to == DType::f32) {
     widen(input, n, reinterpret_cast<float*>(output));
   } else {
+    constexpr int64_t kTile = 1024;
     float tile[kTile];
     for (int64_t at = 0; at < n; at += kTile) {
       const int64_t count = std::min(kTile, n - at);
