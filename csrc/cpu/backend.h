@@ -27,7 +27,9 @@ class CpuBackend final : public Backend {
   Status gemm(const GemmArgs&, Services&) const override;
   const char* why_slow(const GemmArgs&, int capability) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
-  bool multiplies(DType type) const override { return has_products_of(type); }
+  int64_t product_step(DType type) const override {
+    return has_tiles_of(type) ? 32 : has_products_of(type) ? 2 : 0;
+  }
 
  private:
   Host host_;

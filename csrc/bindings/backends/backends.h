@@ -29,9 +29,8 @@ std::string load_backend(const std::string& path, const std::string& remedy);
 // Returns torch's functions for the CPU's backend.
 const Host& host();
 
-// Returns whether torch's library multiplies a 16-bit type with the processor's instructions for
-// it.
-bool torch_has_products_of(DType dtype);
+// Returns Backend::product_step of the instructions with which torch's library multiplies on a CPU.
+int64_t torchs_product_step(DType dtype);
 
 // ---- the choice --------------------------------------------------------------------------------
 

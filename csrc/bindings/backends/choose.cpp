@@ -95,7 +95,7 @@ namespace {
 bool library_multiplies(const GemmArgs& g) {
   const auto is_same = [&](const auto& x) { return !x.data || x.dtype == g.a.dtype; };
   return is_same(g.b) && is_same(g.c) && is_same(g.bias) && g.out.dtype == g.a.dtype &&
-         torch_has_products_of(g.a.dtype);
+         torchs_product_step(g.a.dtype) != 0;
 }
 
 // Returns why a backend is not to compute a product; null if it may. torch's library always may.

@@ -102,9 +102,9 @@ float* workspace(int64_t count) {
 
 }  // namespace
 
-bool torch_has_products_of(DType dtype) {
+int64_t torchs_product_step(DType dtype) {
   // torch.backends.mkldnn.enabled: a user may set it at any time.
-  return at::globalContext().userEnabledMkldnn() && cpu_backend().multiplies(dtype);
+  return at::globalContext().userEnabledMkldnn() ? cpu_backend().product_step(dtype) : 0;
 }
 
 const Host& host() {

@@ -11,19 +11,19 @@
 
 #include <array>
 
+#include "backends/backends.h"
 #include "checks/tensors.h"
 #include "gemm/gemm.h"
 
 namespace amp_ext {
 namespace {
 
-// Returns `a` with zeros behind its rows. On a CPU torch's 16-bit products read rows up to an even
-// length, with AMX up to a multiple of 32, and multiply the rest by 0: NaNs would spread.
+// Returns `a` with zeros behind its rows if torch's products read beyond them, up to the end of a
+// step, and multiply what they find by 0: NaNs would spread.
 at::Tensor padded(const at::Tensor& a) {
-  const int64_t rest = a.size(-1) % 32;
-  if (!a.is_cpu() || !at::isReducedFloatingType(a.scalar_type()) || rest == 0 || a.stride(-1) != 1)
-    return a;
-  return at::constant_pad_nd(a, {0, 32 - rest}).narrow(-1, 0, a.size(-1));
+  const int64_t step = a.is_cpu() ? torchs_product_step(*dtype_of(a.scalar_type())) : 0;
+  if (step == 0 || a.size(-1) % step == 0 || a.stride(-1) != 1) return a;
+  return at::constant_pad_nd(a, {0, step - a.size(-1) % step}).narrow(-1, 0, a.size(-1));
 }
 
 // A product's tensors as torch's ops take them: matrices, or batches of them where there are

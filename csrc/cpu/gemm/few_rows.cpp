@@ -9,12 +9,9 @@ namespace {
 // Sums per thread at a time.
 constexpr int64_t kSums = 4096;
 
-// The most rows for which this code is faster than 16-bit instructions that beat FP32's. At 6 rows
-// AMX takes 0.86 times as long.
-constexpr int64_t kMostRowsBesideFast = 4;
-
-// The fewest columns, and steps of k for each row, for more rows than that, measured.
-constexpr int64_t kLeastColumns = 512, kLeastDepth = 128;
+// The most rows for which this code is always the fastest: at 6 rows AMX takes 0.86 times as long.
+// More rows need so many columns, or steps of k for each row, and no AMX or AVX512_BF16. Measured.
+constexpr int64_t kFewRows = 4, kLeastColumns = 512, kLeastDepth = 128;
 
 // Computes sums[r * ld + j] += a[r] . column j, for dense fp32 rows of a.
 void add_columns(const GemmArgs& g, const Part& part, Range columns, const float* a, float* sums,
@@ -40,7 +37,7 @@ bool has_few_rows(const GemmArgs& g, const Host& host) {
   const int64_t most = beside_fast ? 0 : row_kernels().most_rows;
   const int64_t by_multiples = g.n < kLeastColumns ? 0 : most / 4;
   const int64_t limit = g.b.column_stride == 1 ? by_multiples : std::min(most, g.k / kLeastDepth);
-  return g.m <= std::min(g.n, std::max(kMostRowsBesideFast, limit)) && has_lines &&
+  return g.m <= std::min(g.n, std::max(kFewRows, limit)) && has_lines &&
          g.m * g.k <= kMostWorkspace && is_16_bit(g.b.dtype);
 }
 

@@ -114,9 +114,8 @@ const char* CpuBackend::why_not(const GemmArgs& g, int) const {
 
 const char* CpuBackend::why_slow(const GemmArgs& g, int) const {
   const bool by_tiles = has_tiles_of(g.a.dtype) && can_multiply_directly(g, host_);
-  const bool by_16_bit = by_tiles || can_multiply_in_blocks(g, host_);
-  const int64_t by_kind = by_16_bit ? kSmall16Bit : kSmallProduct;
-  const int64_t small = by_tiles && g.k % 32 ? kSmallPadded : by_kind;
+  int64_t small = by_tiles || can_multiply_in_blocks(g, host_) ? kSmall16Bit : kSmallProduct;
+  if (by_tiles && g.k % product_step(g.a.dtype)) small = kSmallPadded;
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= small;
   const bool has_few_enough = g.m <= kMostRowsBesideTorch && has_few_rows(g, host_);
   return is_large && has_products_of(g.a.dtype) && !has_few_enough

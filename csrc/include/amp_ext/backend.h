@@ -85,8 +85,9 @@ class GemmBackend {
   // Returns a reason to prefer torch's library for an unmeasured product, else null.
   virtual const char* why_slow(const GemmArgs&, int /*capability*/) const { return nullptr; }
 
-  // Returns whether the device has instructions for products of a dtype.
-  virtual bool multiplies(DType) const { return false; }
+  // Returns how many elements of a row the processor's instructions for products of a 16-bit type
+  // take at once; 0 without such instructions.
+  virtual int64_t product_step(DType) const { return 0; }
 
   // Encodes a choice of tile as GemmArgs::variant. Returns 0 if the tile's index or the number of
   // splits is out of range. Tile indices have no gaps.
