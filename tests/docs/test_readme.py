@@ -1,6 +1,7 @@
 """Test README: the output of its program, and its figures against the ledgers."""
 
 import re
+from itertools import zip_longest
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -14,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
 (PROGRAM,) = re.findall(r"```python\n(.*?)```\n", TEXT, re.DOTALL)
 (PRINTED,) = re.findall(r"```\n\n    (loss .*)\n", TEXT)
-CPU, GPU, GPU_FOLDER = "AMD EPYC", "NVIDIA H100", "nvidia-h100-80gb-hbm3"
+GPU = "nvidia-h100-80gb-hbm3"
+LEDGERS = {"cpu-amd-epyc": "cpu", "cpu-intel-r-xeon-r-processor": "cpu", GPU: "cuda"}  # backends
 
 
 def cells(line: str) -> list[str]:
@@ -37,26 +39,23 @@ def test_torch_lowers_the_scale_in_the_same_program(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"loss 0.00, scale {scale}\n"
 
 
-def test_figures_are_those_of_the_ledgers() -> None:
+@pytest.mark.parametrize("page_of", ["README.md", "docs/zh/README.md"])
+def test_figures_are_those_of_the_ledgers(page_of: str) -> None:
     """Each speedup in README is the mean, worst and best case of the newest ledger."""
-    newest = page.newest(page.RESULTS)
-    runs = {run.op: run for run in newest["cpu-amd-epyc"]}
-    ratios = [runs[op].ratios["cpu"] for op in ("scaler", "step", "gemm", "train")]
-    ratios.append(runs["train"].against_fp32("cpu"))
-    on_gpu = {run.op: run.ratios["cuda"] for run in newest[GPU_FOLDER] if "cuda" in run.ratios}
-    gpu_ratios = [on_gpu["scaler"], on_gpu["step"], on_gpu["gemm"], None, None]
-    rows = re.findall(rf"\| CPU: {CPU}.*{GPU}.*\n.*\n((?:\|.*\n)+)", TEXT)[0].splitlines()
-    for row, on_cpu, on_gpu in zip(rows, ratios, gpu_ratios, strict=True):
-        *_, cpu, gpu = cells(row)
-        for said, cases in ((cpu, on_cpu), (gpu, on_gpu)):
-            if cases is None:
-                assert said == "not yet measured", row
-                continue
-            worst, best = (ratio_text(end(cases.values())) for end in (min, max))
-            mean = geometric_mean(cases.values())
-            assert said.endswith(f"({worst}x to {best}x)"), row
-            assert f"{ratio_text(mean)}x" in said, row
-            assert ("slower" in said) == (mean < 1), row
+    columns = []
+    for folder, backend in LEDGERS.items():
+        runs = {run.op: run for run in page.newest(page.RESULTS)[folder]}
+        columns.append([runs[op].ratios[backend] for op in ("scaler", "step", "gemm")])
+        if folder != GPU:
+            columns[-1] += [runs["train"].ratios["cpu"], runs["train"].against_fp32("cpu")]
+    text = (ROOT / page_of).read_text()
+    rows = re.findall(r"\|.* AMD EPYC .*\n.*\n((?:\|.*\n)+)", text)[0].splitlines()
+    for row, *cases_of in zip_longest(rows, *columns):
+        for said, cases in zip(cells(row)[2:], cases_of, strict=True):
+            values = cases.values() if cases else ()
+            figures = [geometric_mean(values), min(values), max(values)] if cases else []
+            assert re.findall(r"\d[\d.]*", said) == [*map(ratio_text, figures)], row
+            assert bool(re.search("slower|更慢", said)) == any(x < 1 for x in figures[:1]), row
 
 
 def test_counts_are_those_of_measuring() -> None:
