@@ -28,7 +28,7 @@ class CpuBackend final : public Backend {
   const char* why_slow(const GemmArgs&, int capability) const override;
   std::vector<int64_t> gemm_variants(const GemmArgs&, Services&) const override;
   int64_t product_step(DType type) const override {
-    return has_tiles_of(type) ? 32 : has_products_of(type) ? 2 : 0;
+    return has_tiles_of(type) ? 32 : has_products_of(type) ? 1 + (type == DType::bf16) : 0;
   }
 
  private:

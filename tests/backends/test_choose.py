@@ -33,9 +33,10 @@ def test_products_by_the_processors_instructions(dtype: torch.dtype) -> None:
     assert of(dtype, dtype, 256, 256, 256) == of(dtype, dtype, 256, 257, 256) == large
     assert of(dtype, dtype, 4, 512, 512) == of(dtype, dtype, 32, 64, 32) == "cpu"
     assert of(BF16, FP16, 256, 256, 256) == "cpu"
-    a, b = torch.ones(256, 257, dtype=dtype), torch.ones(257, 256, dtype=dtype)
-    a[1, 0] = torch.inf
-    assert ops.gemm(a, b)[0].isfinite().all()
+    wide, b = torch.ones(8, 512, 66, dtype=dtype), torch.ones(8, 33, 1024, dtype=dtype)
+    wide[:, 1] = torch.inf
+    assert ops.gemm(wide[0, :, ::2], b[0])[0].isfinite().all()
+    assert ops.gemm(wide[..., :33].contiguous(), b)[:, 0].isfinite().all()
 
 
 def test_fewer_instructions_are_asked_for() -> None:

@@ -24,7 +24,7 @@ SHAPES = {
     # a little over one or two parts; threads add up shares of k, and some have nothing to do
     "several parts": ((), (69, 4103, 1027), (1,)),
     "parts of one depth": ((), (69, 4103, 515), (1,)),
-    "a short sum": ((), (256, 256, 100), (1,)),
+    "a short sum": ((), (512, 1024, 33), (1,)),
     "a long sum": ((), (70, 33, 2055), (1, 2, 3, 40)),
     # a workspace for each thread
     "a batch": ((50,), (31, 29, 33), (1, 2, 3)),

@@ -29,7 +29,7 @@ std::string load_backend(const std::string& path, const std::string& remedy);
 // Returns torch's functions for the CPU's backend.
 const Host& host();
 
-// Returns Backend::product_step of the instructions with which torch's library multiplies on a CPU.
+// Returns Backend::product_step of torch's library on a CPU; 0 while oneDNN is turned off.
 int64_t torchs_product_step(DType dtype);
 
 // ---- the choice --------------------------------------------------------------------------------

@@ -91,11 +91,13 @@ const Backend& choose_verified(const char* op, Family family, c10::Device device
 namespace {
 
 // Returns whether torch's library multiplies with the processor's instructions for a 16-bit type,
-// and its rounding is within bounds.
+// its rounding is within bounds, and no NaN spreads from behind rows: they have whole steps, or can
+// be padded(). (torch copies batches, and matrices without dense rows, without the padding.)
 bool library_multiplies(const GemmArgs& g) {
+  const int64_t step = torchs_product_step(g.a.dtype);
   const auto is_same = [&](const auto& x) { return !x.data || x.dtype == g.a.dtype; };
-  return is_same(g.b) && is_same(g.c) && is_same(g.bias) && g.out.dtype == g.a.dtype &&
-         torchs_product_step(g.a.dtype) != 0;
+  return step != 0 && (g.k % step == 0 || (g.batch * g.terms == 1 && g.a.column_stride == 1)) &&
+         is_same(g.b) && is_same(g.c) && is_same(g.bias) && g.out.dtype == g.a.dtype;
 }
 
 // Returns why a backend is not to compute a product; null if it may. torch's library always may.

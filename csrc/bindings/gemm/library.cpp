@@ -18,8 +18,8 @@
 namespace amp_ext {
 namespace {
 
-// Returns `a` with zeros behind its rows if torch's products read beyond them, up to the end of a
-// step, and multiply what they find by 0: NaNs would spread.
+// Returns `a` with zeros behind each row up to a multiple of the step: torch's products read so
+// far, and multiply what they find by 0, which would spread NaNs.
 at::Tensor padded(const at::Tensor& a) {
   const int64_t step = a.is_cpu() ? torchs_product_step(*dtype_of(a.scalar_type())) : 0;
   if (step == 0 || a.size(-1) % step == 0 || a.stride(-1) != 1) return a;
@@ -29,8 +29,7 @@ at::Tensor padded(const at::Tensor& a) {
 // A product's tensors as torch's ops take them: matrices, or batches of them where there are
 // several.
 struct Operands {
-  at::Tensor a, b;
-  at::Tensor c, bias;  // undefined where there is none; c is not read with a beta of 0
+  at::Tensor a, b, c, bias;  // c and bias may be undefined; c is not read with a beta of 0
   at::Tensor sum;      // where the product is added in memory: c
   at::ScalarType sums;
   at::DimVector sizes;  // of the result

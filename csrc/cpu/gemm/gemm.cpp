@@ -14,15 +14,15 @@ namespace {
 // the way expected to be the fastest.
 constexpr int64_t kDirect = 1, kBlocks = 2;
 
-// A product of fewer multiplications takes less time here than torch's 16-bit one, measured: by
-// AMX if torch's rows have to be padded, by 16-bit instructions, and otherwise.
+// A product of fewer multiplications takes less time here than torch's 16-bit one, measured: by AMX
+// with few sums if torch's needs padded rows, by it or in packed blocks, and in FP32.
 constexpr int64_t kSmallPadded = 1 << 24, kSmall16Bit = 1 << 22, kSmallProduct = 1 << 17;
+constexpr int64_t kFewSums = 1 << 14;
 
 // The multiplications of several small products that justify waking a thread.
 constexpr int64_t kBatchGrain = 1 << 19;
 
-// The most rows for which this code beats torch's FP16 instructions; 12 rows take 1.05 of their
-// time.
+// The most rows for which this code beats torch's FP16 instructions; 12 take 1.05 of their time.
 constexpr int64_t kMostRowsBesideTorch = 8;
 
 constexpr int64_t kLine = 1024;
@@ -113,8 +113,10 @@ const char* CpuBackend::why_not(const GemmArgs& g, int) const {
 }
 
 const char* CpuBackend::why_slow(const GemmArgs& g, int) const {
-  const bool by_tiles = has_tiles_of(g.a.dtype) && can_multiply_directly(g, host_);
-  int64_t small = by_tiles || can_multiply_in_blocks(g, host_) ? kSmall16Bit : kSmallProduct;
+  const bool by_tiles = has_tiles_of(g.a.dtype) && can_multiply_directly(g, host_) &&
+                        g.batch * g.m * round_up(g.n, kLineUnit) <= kFewSums;
+  const bool in_blocks = !has_tiles_of(g.a.dtype) && can_multiply_in_blocks(g, host_);
+  int64_t small = by_tiles || in_blocks ? kSmall16Bit : kSmallProduct;
   if (by_tiles && g.k % product_step(g.a.dtype)) small = kSmallPadded;
   const bool is_large = g.batch * g.terms * g.m * g.n * g.k >= small;
   const bool has_few_enough = g.m <= kMostRowsBesideTorch && has_few_rows(g, host_);

@@ -9,7 +9,7 @@
 
 namespace amp_ext::cpu {
 
-// Elements that justify waking a thread, which can take 0.1 ms: 40 to 100 us of work from memory.
+// The most elements for one thread alone: 40 to 100 us of work. Waking a thread takes up to 0.1 ms.
 constexpr int64_t kGrainElements = 1 << 18;
 
 inline char* element(void* data, DType dtype, int64_t index) {
