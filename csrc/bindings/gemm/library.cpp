@@ -30,7 +30,7 @@ at::Tensor padded(const at::Tensor& a) {
 // several.
 struct Operands {
   at::Tensor a, b, c, bias;  // c and bias may be undefined; c is not read with a beta of 0
-  at::Tensor sum;      // where the product is added in memory: c
+  at::Tensor sum;            // where the product is added in memory: c
   at::ScalarType sums;
   at::DimVector sizes;  // of the result
 
